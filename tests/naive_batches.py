@@ -1,0 +1,133 @@
+"""Slow, independent oracles for segments, packs, batches, windows and layouts. Imports nothing of the project."""
+
+from collections import Counter
+from itertools import combinations, pairwise
+
+
+def segments_of(num_tokens, max_seq_len):
+    """Input ranges of a document, walked token by token."""
+    ranges, start = [], 0
+    while start < num_tokens - 1:
+        end = start
+        while end < num_tokens - 1 and end - start < max_seq_len:
+            end += 1
+        ranges.append((start, end))
+        start = end
+    return ranges
+
+
+def pair_multiset(docs):
+    """Every (token, next token) of every document that includes its EOS."""
+    return Counter((a, b) for doc in docs for a, b in pairwise(doc))
+
+
+def batch_pairs(batch):
+    """Every (input, target) of a batch."""
+    return Counter(zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True))
+
+
+def best_fit_packs(lengths, capacity, buffer):
+    """Best fit by scanning a plain list: longest that fits, ties to the oldest; the oldest opens after buffer - 1
+    packs.
+    """
+    arriving = list(enumerate(lengths))
+    candidates = [
+        [number, length, 0] for number, length in arriving[:buffer]
+    ]  # number, length, packs it was passed over by
+    arriving = arriving[buffer:]
+    packs = []
+    while candidates:
+        present = list(candidates)
+        chosen, remaining, opening = [], capacity, True
+        while True:
+            fitting = [candidate for candidate in candidates if candidate[1] <= remaining]
+            if not fitting:
+                break
+            longest = max(length for _, length, _ in fitting)
+            pick = next(candidate for candidate in fitting if candidate[1] == longest)
+            if opening and candidates[0][2] >= buffer - 1:
+                pick = candidates[0]
+            opening = False
+            candidates.remove(pick)
+            chosen.append(pick[0])
+            remaining -= pick[1]
+            if arriving:
+                candidates.append([*arriving.pop(0), 0])
+        for candidate in present:
+            candidate[2] += 1
+        packs.append(chosen)
+    return packs
+
+
+def best_fit_decreasing_packs(lengths, capacity):
+    """Longest first into the open pack with the least sufficient space."""
+    packs = []
+    for number in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):
+        space = [capacity - sum(lengths[m] for m in chosen) for chosen in packs]
+        fitting = [at for at in range(len(packs)) if space[at] >= lengths[number]]
+        if fitting:
+            least = min(space[at] for at in fitting)
+            packs[next(at for at in fitting if space[at] == least)].append(number)
+        else:
+            packs.append([number])
+    return packs
+
+
+def best_subset_sum(sizes, limit):
+    """Largest sum of a subset that does not exceed the limit, over all subsets."""
+    return max(
+        total
+        for count in range(len(sizes) + 1)
+        for chosen in combinations(sizes, count)
+        if (total := sum(chosen)) <= limit
+    )
+
+
+def waits(packs, buffer):
+    """For each segment, how many packs opened with it in the buffer before its own pack did (refilled after each
+    choice).
+    """
+    arrived_at_opening, taken = [], 0
+    for chosen in packs:
+        arrived_at_opening.append(taken + buffer)
+        taken += len(chosen)
+    return {
+        number: sum(1 for opened in arrived_at_opening[:at] if opened > number)
+        for at, chosen in enumerate(packs)
+        for number in chosen
+    }
+
+
+def padded_grid(docs, row_len):
+    """Rows of one document each, cut at row_len, None in empty cells."""
+    rows = [doc[at : at + row_len] for doc in docs for at in range(0, len(doc), row_len)]
+    return [row + [None] * (row_len - len(row)) for row in rows]
+
+
+def concatenated_rows(docs, row_len):
+    """Owner of every token of the stream, in full rows only."""
+    owners = [number for number, doc in enumerate(docs) for _ in doc]
+    return [owners[at : at + row_len] for at in range(0, len(owners) - row_len + 1, row_len)]
+
+
+def restarted_positions(row):
+    """Position of each token since its owner began in the row."""
+    positions = []
+    for at, owner in enumerate(row):
+        positions.append(0 if at == 0 or row[at - 1] != owner else positions[-1] + 1)
+    return positions
+
+
+def causal_pairs(owners):
+    """Query-key pairs of a row under a causal document mask, counted one by one; None owns nothing."""
+    return sum(1 for q, owner in enumerate(owners) for k in range(q + 1) if owner is not None and owners[k] == owner)
+
+
+def largest_remainder(shares, total):
+    """Quotas by handing out one token at a time to the largest unmet claim after the whole parts."""
+    whole = sum(shares)
+    quotas = [int(total * share // whole) for share in shares]
+    while sum(quotas) < total:
+        unmet = [total * share / whole - quota for share, quota in zip(shares, quotas, strict=True)]
+        quotas[unmet.index(max(unmet))] += 1
+    return quotas

@@ -1,0 +1,281 @@
+"""The command line on a training box: numpy alone, counts that are right, one line a violation."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_artifacts import address_docs, make_plan, make_token_shards, seal
+
+from training_io.__main__ import main
+from training_io.inspection import inspect
+from training_io.manifest import MANIFEST_NAME, QUARANTINE_NAME
+
+LENGTHS = [6, 4, 3, 2, 20, 1, 0, 9]
+REPOSITORY = Path(__file__).resolve().parents[1]
+NOT_ON_A_TRAINING_BOX = ["dagster", "pyarrow", "torch", "numba", "yaml", "pandas", "datasketch", "tokenizers"]
+BLOCKER = f"""
+import importlib.abc, sys
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {NOT_ON_A_TRAINING_BOX!r}:
+            raise ModuleNotFoundError(f"blocked {{name}}", name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+@pytest.fixture
+def artifacts(tmp_path):
+    shards = make_token_shards(
+        tmp_path,
+        {"train": address_docs(LENGTHS), "validation": address_docs([3, 5], 50)},
+        max_shard_tokens=12,
+        pool_names=("prose", "code"),
+    )
+    return shards, make_plan(tmp_path, shards, splits=("train", "validation"))
+
+
+def on_a_training_box(*arguments):
+    """Run the command line in a process where everything but numpy and the standard library is missing."""
+    code = BLOCKER + "from training_io.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_blocker_blocks():
+    blocked = subprocess.run(
+        [sys.executable, "-c", BLOCKER + "import pyarrow"], capture_output=True, text=True, check=False
+    )
+    assert "blocked pyarrow" in blocked.stderr
+
+
+def test_a_training_box_needs_numpy_alone(artifacts):
+    for artifact in artifacts:
+        for command in ("inspect", "verify"):
+            done = on_a_training_box(command, artifact, "--json")
+            assert (done.returncode, done.stderr) == (0, "")
+            assert json.loads(done.stdout)
+
+
+def test_the_numpy_half_imports_neither_torch_nor_dagster():
+    modules = [
+        "shard_format",
+        "segments",
+        "packing",
+        "plan",
+        "sampler",
+        "batch",
+        "windows",
+        "mixture",
+        "invariants",
+        "document_index",
+    ]
+    code = BLOCKER + "".join(f"import training_io.{module}\n" for module in modules)
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_module_runs(artifacts):
+    done = subprocess.run(
+        [sys.executable, "-m", "training_io", "verify", str(artifacts[1])],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "train: 45 next-token pairs, each once" in done.stdout
+
+
+def test_inspect_counts_shards(artifacts):
+    report = inspect(artifacts[0], None)
+    train = report["splits"]["train"]
+    assert report["asset"] == "token_shards"
+    assert (train["documents"], train["tokens"], train["pairs"], train["shards"]) == (8, 53, 45, 5)
+    assert train["document_lengths"]["min"] == 1
+    assert train["document_lengths"]["median"] == 4
+    assert train["document_lengths"]["max"] == 21
+    assert train["pools"] == {"prose": {"documents": 4, "tokens": 33}, "code": {"documents": 4, "tokens": 20}}
+
+
+def test_inspect_counts_packs(artifacts):
+    report = inspect(artifacts[1], None)
+    train = report["splits"]["train"]
+    assert (train["segments"], train["packs"], train["targets"], train["steps"]) == (10, 3, 45, 1)
+    assert train["utilisation"] == 45 / 48
+    assert train["packs_above_minimum"] == 0
+    only = inspect(artifacts[1] / "validation", None)
+    assert only["splits"] == {"validation": report["splits"]["validation"]}
+
+
+def test_inspect_shows_the_counts_of_any_other_artifact(tmp_path):
+    (tmp_path / "rows.parquet").write_bytes(b"12345")
+    seal(tmp_path, "raw_row_groups", {}, {}, {"num_documents": 7})
+    report = inspect(tmp_path, None)
+    assert (report["asset"], report["counts"], report["bytes"]) == ("raw_row_groups", {"num_documents": 7}, 5)
+
+
+def test_inspect_prints_lines_and_writes_json(artifacts, tmp_path, capsys):
+    output = tmp_path / "report.json"
+    assert main(["inspect", str(artifacts[1]), "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert "utilisation: 0.9375" in printed
+    assert main(["inspect", str(artifacts[1]), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(output.read_text())
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+def test_a_recipe_is_compared(artifacts, tmp_path, suffix):
+    recipe = tmp_path / f"recipe.{suffix}"
+    packs = {"max_seq_len": 8, "capacity": 24, "strategy": "best_fit", "buffer": 16}
+    if suffix == "yaml":
+        pytest.importorskip("yaml")
+    recipe.write_text(json.dumps({"name": "x", "capacity": 1, "packs": packs}))  # JSON is YAML as well
+    train = inspect(artifacts[1], recipe)["splits"]["train"]
+    assert train["differs_from_recipe"] == {
+        "capacity": {"plan": 16, "recipe": 24},
+        "strategy": {"plan": "oldest_first", "recipe": "best_fit"},
+    }
+    under = inspect(artifacts[0], recipe)["splits"]["train"]["under_recipe"]
+    assert (under["segments"], under["packs"], under["targets"]) == (10, 2, 45)
+
+
+def test_a_recipe_of_another_shape_gives_what_it_has(artifacts, tmp_path):
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text('{"data": {"max_seq_len": 4}, "train": {"batch_size": 35}}')
+    report = inspect(artifacts[0], recipe)
+    assert report["recipe"] == {"path": str(recipe), "max_seq_len": 4}
+    assert report["splits"]["train"]["under_recipe"] == {"segments": 14}
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.json", "{"), ("a.json", "[1]"), ("absent.json", None)])
+def test_an_unreadable_recipe_is_one_line_on_stderr(artifacts, tmp_path, capsys, name, text):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    assert main(["inspect", str(artifacts[0]), "--config", str(tmp_path / name)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("RecipeError: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_a_yaml_recipe_without_pyyaml_says_what_to_do(artifacts, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("packs: {max_seq_len: 8}")
+    done = on_a_training_box("inspect", artifacts[0], "--config", recipe)
+    assert done.returncode == 1
+    assert "Give the recipe as JSON, or install pyyaml." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_verify_says_what_it_verified(artifacts, capsys):
+    assert main(["verify", str(artifacts[0])]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("8 documents tile the shards" in line for line in lines)
+    assert any("18 files have their sizes and hashes" in line for line in lines)
+
+
+def poison_byte(shards, plan):
+    path = shards / "train_000000.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+
+
+def poison_resealed_token(shards, plan):
+    path = shards / "train_000000.bin"
+    raw = bytearray(path.read_bytes())
+    raw[1024 + 8 : 1024 + 12] = b"\0\0\0\0"
+    path.write_bytes(raw)
+    reseal(shards)
+
+
+def reseal(folder):
+    value = json.loads((folder / MANIFEST_NAME).read_text())
+    seal(folder, value["asset"], value["inputs"], value["parameters"], value["counts"])
+
+
+def poison_order(shards, plan):
+    path = plan / "train" / "order.npy"
+    raw = bytearray(path.read_bytes())
+    raw[-4:] = raw[-8:-4]
+    path.write_bytes(raw)
+    reseal(plan)
+
+
+def poison_file_away(shards, plan):
+    (shards / "train_index" / "length.npy").unlink()
+
+
+def poison_unsealed(shards, plan):
+    (plan / MANIFEST_NAME).unlink()
+    (shards / MANIFEST_NAME).unlink()
+
+
+def poison_quarantined(shards, plan):
+    for artifact in (shards, plan):
+        (artifact / QUARANTINE_NAME).write_text('{"no_overlap": "2 violations"}')
+
+
+def poison_identity(shards, plan):
+    path = shards / MANIFEST_NAME
+    path.write_text(path.read_text().replace('"eos_id": 0', '"eos_id": 1'))
+
+
+@pytest.mark.parametrize(
+    ("poison", "which", "message"),
+    [
+        (poison_byte, 0, "train_000000.bin: expected SHA-256"),
+        (poison_resealed_token, 0, "token 2: expected no EOS inside a document"),
+        (poison_resealed_token, 1, "materialize|Materialize"),
+        (poison_order, 1, "expected once in the plan, found 2 times"),
+        (poison_file_away, 0, "length.npy"),
+        (poison_unsealed, 0, "found none"),
+        (poison_unsealed, 1, "found none"),
+        (poison_quarantined, 0, "no_overlap: 2 violations"),
+        (poison_quarantined, 1, "no_overlap: 2 violations"),
+        (poison_identity, 0, "The manifest was edited"),
+    ],
+)
+def test_each_poison_is_a_line_and_status_one(artifacts, capsys, poison, which, message):
+    poison(*artifacts)
+    assert main(["verify", str(artifacts[which])]) == 1
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert captured.err == ""
+    assert any(part in line for line in lines for part in message.split("|"))
+    assert main(["verify", str(artifacts[which]), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["violations"] == lines
+
+
+def test_a_package_is_verified_artifact_by_artifact(artifacts, tmp_path, capsys):
+    (tmp_path / "package.json").write_text("{}")
+    assert main(["verify", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} == {"token_shards", "packing_plan"}
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["package"]) == 2
+    poison_order(*artifacts)
+    (artifacts[0] / MANIFEST_NAME).unlink()
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "sealed artifact" in capsys.readouterr().out
+
+
+def test_a_package_without_artifacts_is_an_error(tmp_path, capsys):
+    (tmp_path / "package.json").write_text("{}")
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "expected a package with artifacts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_path_that_is_not_there_is_one_line(tmp_path, capsys, command):
+    assert main([command, str(tmp_path / "absent")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1

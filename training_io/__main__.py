@@ -1,0 +1,86 @@
+"""Look at an artifact from the command line: `python -m training_io inspect` and `verify`.
+
+Needs numpy alone. Results go to stdout; an error is one line on stderr with exit status 1, and verify exits with 1
+when a law is violated.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from training_io.errors import CorpusmillError
+from training_io.inspection import inspect
+from training_io.verification import verify
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        status: int = parsed.run(parsed)
+    except CorpusmillError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m training_io", description="Inspect and verify artifacts.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    inspecting = commands.add_parser("inspect", help="counts, length quantiles, packs, segments, tokens, utilisation")
+    inspecting.add_argument(
+        "--config", type=Path, metavar="RECIPE", help="recipe (JSON, or YAML with PyYAML) to compare"
+    )
+    inspecting.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON to a file as well")
+    inspecting.set_defaults(run=_inspect)
+    verifying = commands.add_parser("verify", help="every hash, size and law; status 1 when one is violated")
+    verifying.set_defaults(run=_verify)
+    for command in (inspecting, verifying):
+        command.add_argument("artifact", type=Path, metavar="ARTIFACT", help="artifact, split or package folder")
+        command.add_argument("--json", action="store_true", help="machine-readable output")
+    return parser
+
+
+def _inspect(parsed: argparse.Namespace) -> int:
+    report = inspect(parsed.artifact, parsed.config)
+    text = json.dumps(report, indent=1)
+    if parsed.output is not None:
+        parsed.output.write_text(text + "\n", encoding="utf-8")
+    print(text if parsed.json else "\n".join(_lines(report, "")))
+    return 0
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    verification = verify(parsed.artifact)
+    if parsed.json:
+        print(json.dumps({"verified": verification.verified, "violations": verification.violations}, indent=1))
+    else:
+        lines = verification.violations or verification.verified
+        print("\n".join(lines))
+    return 1 if verification.violations else 0
+
+
+def _lines(value: Any, indent: str) -> Iterator[str]:
+    """One line a number, nested objects indented."""
+    entries = value.items() if isinstance(value, dict) else ((f"[{at}]", item) for at, item in enumerate(value))
+    for name, item in entries:
+        if isinstance(item, dict | list) and item:
+            yield f"{indent}{name}"
+            yield from _lines(item, indent + "  ")
+        else:
+            yield f"{indent}{name}: {_shown(item)}"
+
+
+def _shown(item: Any) -> str:
+    if isinstance(item, float):
+        return f"{item:.4f}"
+    if isinstance(item, int):
+        return f"{item:,}"
+    return str(item) if item else "none"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

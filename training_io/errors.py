@@ -1,0 +1,29 @@
+"""What can go wrong, as a small tree of exceptions.
+
+Every message says what was checked, what was expected, what was found, where, and what to do. Numbers carry thousands
+separators. Nothing here is caught and hidden: a command prints the message and exits with status 1.
+"""
+
+
+class CorpusmillError(Exception):
+    """Base of the errors that a user can act on."""
+
+
+class FormatError(CorpusmillError):
+    """A file or artifact is not what its header, manifest or schema says."""
+
+
+class StateMismatch(CorpusmillError):
+    """Saved state (sampler, checkpoint, upstream artifact) belongs to another plan, tokenizer or recipe."""
+
+
+class RecipeError(CorpusmillError):
+    """A recipe has an unknown key, an impossible number, or contradicts itself."""
+
+
+class SourceError(CorpusmillError):
+    """A source is missing, empty, unreadable or lacks a needed column."""
+
+
+class InvariantBroken(AssertionError):
+    """A law that our own code must keep was found broken: a defect of corpusmill, not of the input."""

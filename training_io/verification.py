@@ -1,0 +1,150 @@
+"""Verification: every hash, size and law of an artifact, or of each artifact in a hand-off package.
+
+In: a folder. Out: what was verified and what was violated, one line each. The promise: nothing is repaired and
+nothing is skipped in silence. Cost: every byte is hashed once and read once a law.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from training_io import invariants
+from training_io.document_index import DocumentIndex, read_index
+from training_io.errors import CorpusmillError, FormatError
+from training_io.handoff import PACKAGE_NAME, self_test
+from training_io.manifest import MANIFEST_NAME, Manifest, damaged_files, load_manifest, quarantine_reasons
+from training_io.plan import PLAN_NAME, load_plan, splits_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """Lines for what held and lines for what did not, in the order looked at."""
+
+    verified: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+
+    def recount(self, subject: str, law: Callable[[], list[str]]) -> None:
+        """Add what a law found; an artifact too damaged to be read violates it."""
+        try:
+            found = law()
+        except CorpusmillError as error:
+            found = [str(error)]
+        self.violations.extend(f"{subject}: {violation}" for violation in found)
+        if not found:
+            self.verified.append(subject)
+
+
+def verify(path: Path) -> Verification:
+    """Verify an artifact, the artifact of a split folder of a plan, or all artifacts of a hand-off package.
+
+    Raises FormatError when there is no such folder or a package holds no artifact; everything else is a violation.
+    """
+    if not path.is_dir():
+        raise FormatError(f"{path}: expected the folder of an artifact or a package, found none. Check the path.")
+    verification = Verification()
+    for artifact in artifacts_at(path):
+        _verify_artifact(artifact, verification)
+    if (path / PACKAGE_NAME).is_file():
+        verification.recount("package: its self-test passes", lambda: self_test(path))
+    return verification
+
+
+def artifacts_at(path: Path) -> list[Path]:
+    """The artifact folders that a path stands for: those of a package, a split's parent, or the path itself."""
+    if (path / PACKAGE_NAME).is_file():
+        nested = sorted(folder for folder in path.glob("*/*/*") if folder.is_dir())
+        if not nested:
+            raise FormatError(
+                f"{path}: expected a package with artifacts, found only {PACKAGE_NAME}. Copy the whole package."
+            )
+        return [path, *nested] if (path / MANIFEST_NAME).is_file() else nested
+    if (path / PLAN_NAME).is_file():
+        return [path.absolute().parent]
+    return [path]
+
+
+def _verify_artifact(artifact: Path, verification: Verification) -> None:
+    try:
+        manifest = load_manifest(artifact)
+    except FormatError as error:
+        verification.violations.append(str(error))
+        return
+    name = f"{manifest.asset} {manifest.identity[:12]}"
+    verification.verified.append(f"{name}: sealed, its manifest agrees with its identity and digest")
+    verification.recount(f"{name}: not quarantined", lambda: _quarantined(artifact))
+    verification.recount(
+        f"{name}: {len(manifest.files):,} files have their sizes and hashes", lambda: damaged_files(artifact, manifest)
+    )
+    if manifest.asset == "token_shards":
+        _verify_shards(artifact, name, manifest, verification)
+    if manifest.asset == "packing_plan":
+        for split in splits_of(artifact):
+            _verify_plan(artifact, f"{name}: {split}", split, verification)
+
+
+def _quarantined(artifact: Path) -> list[str]:
+    return [f"{check}: {reason}" for check, reason in sorted(quarantine_reasons(artifact).items())]
+
+
+def _verify_shards(artifact: Path, name: str, manifest: Manifest, verification: Verification) -> None:
+    indexes: list[DocumentIndex] = []
+    for folder in index_folders(artifact):
+        try:
+            index = read_index(folder)
+        except FormatError as error:
+            verification.violations.append(f"{name}: {error}")
+            continue
+        indexes.append(index)
+        _verify_split(artifact, f"{name}: {index.split}", index, verification)
+    may_repeat = bool(manifest.parameters.get("repeats_within_split", False))
+    verification.recount(
+        f"{name}: every doc_id once" + (" over the splits" if may_repeat else ""),
+        lambda: invariants.doc_ids_once(indexes, repeats_within_split=may_repeat),
+    )
+
+
+def _verify_split(artifact: Path, subject: str, index: DocumentIndex, verification: Verification) -> None:
+    verification.recount(
+        f"{subject}: {len(index.shard_files):,} shards match their headers",
+        lambda: invariants.shards_match_headers(artifact, index),
+    )
+    verification.recount(
+        f"{subject}: {index.num_documents:,} documents tile the shards",
+        lambda: invariants.documents_tile_shards(index),
+    )
+    verification.recount(
+        f"{subject}: EOS at each document's end and nowhere else",
+        lambda: invariants.eos_ends_documents(artifact, index),
+    )
+
+
+def _verify_plan(artifact: Path, subject: str, split: str, verification: Verification) -> None:
+    try:
+        plan = load_plan(artifact / split, allow_quarantined=True)
+    except CorpusmillError as error:
+        verification.violations.append(f"{subject}: {error}")
+        return
+    verification.recount(
+        f"{subject}: made for token_shards {plan.shards.identity[:12]}, there and not quarantined",
+        lambda: _quarantined(plan.shards.path),
+    )
+    verification.recount(
+        f"{subject}: {plan.num_segments:,} segments, each once", lambda: invariants.order_is_permutation(plan)
+    )
+    verification.recount(
+        f"{subject}: {plan.num_targets:,} next-token pairs, each once", lambda: invariants.every_pair_once(plan)
+    )
+    verification.recount(
+        f"{subject}: {plan.num_packs:,} packs within {plan.capacity:,} inputs",
+        lambda: invariants.packs_within_capacity(plan),
+    )
+    verification.recount(f"{subject}: targets and squares of every pack", lambda: invariants.pack_sums_are_right(plan))
+    verification.recount(
+        f"{subject}: {len(invariants.sampled_steps(plan)):,} sampled steps of {plan.num_steps:,} match the shards",
+        lambda: invariants.steps_match_shards(plan),
+    )
+
+
+def index_folders(artifact: Path) -> list[Path]:
+    """The index folders of a token_shards artifact, sorted by split."""
+    return sorted(path.parent for path in artifact.glob("*_index/index.json"))
