@@ -1,0 +1,127 @@
+"""Candidate edges -> clusters, the kept document of each, and what the reference sets bar.
+
+In: documents as arrays in any order, the edges that the buckets found, and reference hits. Out: one decision a
+document. Documents are first put into canonical order, by doc_id and then by source coordinate, so labels and choices
+depend on content alone: not on row order, stripes, buckets or workers.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline_assets.transforms.components import connected_components
+from pipeline_assets.transforms.keep import choose_kept
+from training_io.hashing import keyed_hash
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+
+Mode = Literal["near", "exact", "off"]
+REASONS = ("kept", "exact_duplicate", "near_duplicate", "reference")
+KEPT, EXACT_DUPLICATE, NEAR_DUPLICATE, REFERENCE = range(4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    """All documents of a corpus, one entry a row of the source, in any order."""
+
+    doc_ids: U8  # uint8[n, 32]
+    coordinates: I64  # int64[n, 4]: pool priority, file number, row group, row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decisions:
+    """What was decided, one entry a document, in the order of `Documents`."""
+
+    cluster: I64  # the document with the cluster's smallest doc_id
+    kept: I64  # the document that is used for the cluster (in mode off: itself)
+    cluster_size: I64
+    reason: U8  # index into REASONS
+    barred: Bools
+    matched_sets: npt.NDArray[np.uint64]  # bit i: reference set i matches the cluster
+    pool_tags: npt.NDArray[np.uint64]  # bit i: the same text is in the pool of priority i
+
+
+def decide(
+    documents: Documents,
+    edges: I64,
+    reference_hits: I64,
+    *,
+    mode: Mode,
+    excluding_sets: frozenset[int],
+    keep_seed: int,
+) -> Decisions:
+    """Cluster the documents and choose which are used.
+
+    edges is int64[m, 2] of documents that share a bucket; reference_hits is int64[h, 2] of (reference set, document).
+    In mode `exact` edges are ignored; in mode `off` every document is used and clusters only decide splits.
+    """
+    order = canonical_order(documents)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    doc_ids = documents.doc_ids[order]
+    same_text = _runs_of_equal_rows(doc_ids)
+    near = np.empty((0, 2), np.int64) if mode == "exact" else rank[edges]
+    labels = connected_components(len(order), np.concatenate([same_text, near]))
+    sizes = np.bincount(labels, minlength=len(order))[labels]
+    chosen = choose_kept(labels, documents.coordinates[order, 0], keyed_hash(doc_ids, keep_seed))
+    kept = np.arange(len(order)) if mode == "off" else chosen
+    matched = np.zeros(len(order), np.uint64)
+    np.bitwise_or.at(matched, labels[rank[reference_hits[:, 1]]], _bits(reference_hits[:, 0]))
+    matched = matched[labels]
+    excluded = (matched & np.bitwise_or.reduce(_bits(np.array(sorted(excluding_sets), np.int64)))) > 0
+    reason = np.full(len(order), NEAR_DUPLICATE, np.uint8)
+    reason[(doc_ids == doc_ids[kept]).all(axis=1)] = EXACT_DUPLICATE
+    reason[kept == np.arange(len(order))] = KEPT
+    reason[excluded] = REFERENCE
+    tags = np.zeros(len(order), np.uint64)
+    text = connected_components(len(order), same_text)
+    np.bitwise_or.at(tags, text, _bits(documents.coordinates[order, 0]))
+    return Decisions(
+        cluster=order[labels][rank],
+        kept=order[kept][rank],
+        cluster_size=sizes[rank],
+        reason=reason[rank],
+        barred=(matched > 0)[rank],
+        matched_sets=matched[rank],
+        pool_tags=tags[text][rank],
+    )
+
+
+def canonical_order(documents: Documents) -> I64:
+    """The documents by doc_id, equal ones by source coordinate: int64[n]."""
+    words = np.ascontiguousarray(documents.doc_ids).view(">u8")
+    keys: list[npt.NDArray[Any]] = [*documents.coordinates.T[::-1], *words.T[::-1]]
+    return np.lexsort(keys).astype(np.int64)
+
+
+def _runs_of_equal_rows(doc_ids: U8) -> I64:
+    """Edges from each row to the next one that is equal: int64[m, 2]."""
+    same = np.flatnonzero((doc_ids[1:] == doc_ids[:-1]).all(axis=1))
+    return np.stack([same, same + 1], axis=1).astype(np.int64)
+
+
+def _bits(numbers: I64) -> npt.NDArray[np.uint64]:
+    assert not len(numbers) or numbers.max() < 64, "at most 64 pools and 64 reference sets"
+    return np.left_shift(np.uint64(1), numbers.astype(np.uint64))
+
+
+def match_references(
+    corpus_keys: npt.NDArray[np.uint64],
+    corpus_nodes: I64,
+    reference_keys: npt.NDArray[np.uint64],
+    reference_nodes: I64,
+) -> I64:
+    """Which references share a bucket with the corpus: int64[h, 2] of (reference, smallest document of the bucket).
+
+    The other documents of the bucket are in the same cluster, so one stands for all. Unique and sorted.
+    """
+    order = np.lexsort((corpus_nodes, corpus_keys))
+    keys, nodes = corpus_keys[order], corpus_nodes[order]
+    at = np.searchsorted(keys, reference_keys)
+    inside = np.flatnonzero(at < len(keys))
+    hit = inside[keys[at[inside]] == reference_keys[inside]]
+    return np.unique(np.stack([reference_nodes[hit], nodes[at[hit]]], axis=1).reshape(-1, 2), axis=0)

@@ -1,0 +1,61 @@
+"""Token ids: a tokenizer object and Arrow texts in, one flat array of ids and its offsets out, EOS after each text.
+
+Whole texts are encoded, never cut or padded; a text that spells the EOS out gets ordinary tokens, so EOS occurs exactly
+once a document, at its end. Batches are cut by bytes: memory does not follow the longest run of long documents.
+Cost: the tokenizer's, and 2 or 4 bytes a token.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline_assets.transforms.shingles import I64, utf8_blocks
+
+Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+BATCH_BYTES = 8 << 20  # encoding needs 20 to 30 times its text in memory
+
+
+class Encoder(Protocol):
+    """A tokenizer as encoding needs it; `encode_batch` adds no special tokens and spells literal ones out."""
+
+    @property
+    def eos_id(self) -> int:
+        """Id appended to every document."""
+
+    @property
+    def token_dtype(self) -> np.dtype[Any]:
+        """uint16 or uint32: what the largest id fits into."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text."""
+
+    def decode_batch(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Text of each row of ids."""
+
+
+def encode_documents(tokenizer: Encoder, texts: pa.Array | pa.ChunkedArray) -> tuple[Ids, I64]:
+    """Ids of all texts, EOS appended to each: (uint16 or uint32 [tokens], int64[n + 1] offsets). No nulls."""
+    parts: list[Ids] = []
+    lengths: list[int] = []
+    for batch in _batches(texts):
+        for ids in tokenizer.encode_batch(batch):
+            parts.append(np.array([*ids, tokenizer.eos_id], dtype=tokenizer.token_dtype))
+            lengths.append(len(ids) + 1)
+    offsets = np.concatenate([[0], np.cumsum(np.array(lengths, dtype=np.int64))])
+    return np.concatenate([np.empty(0, dtype=tokenizer.token_dtype), *parts]), offsets
+
+
+def decode_documents(tokenizer: Encoder, ids: Ids, offsets: I64) -> list[str]:
+    """The texts again, without their EOS: what a round trip compares with the (normalised) texts."""
+    return tokenizer.decode_batch([ids[start : end - 1].tolist() for start, end in pairwise(offsets)])
+
+
+def _batches(texts: pa.Array | pa.ChunkedArray) -> Iterator[list[str]]:
+    for data, offsets in utf8_blocks(texts, BATCH_BYTES):
+        block = data.data
+        yield [str(block[start:end], "utf-8") for start, end in pairwise(offsets.tolist())]

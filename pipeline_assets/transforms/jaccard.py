@@ -1,0 +1,68 @@
+"""Exact Jaccard similarity: texts and pairs of them in, |A ∩ B| / |A ∪ B| of their shingle sets out.
+
+This is what signatures estimate. It is the evidence beside every removal and the ruler of the measured S-curve.
+Cost: one hashing pass, a sort a text, a merge a pair.
+"""
+
+from itertools import pairwise
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline_assets.transforms.shingles import I64, READ_I64, READ_U32, U32, hash_documents, utf8_blocks
+
+F64 = npt.NDArray[np.float64]
+
+BLOCK_BYTES = 1 << 24
+
+
+def shingle_sets(texts: pa.Array | pa.ChunkedArray, ngram: int = 5) -> tuple[U32, I64]:
+    """Each text's distinct shingle hashes, ascending: (hashes uint32[total], their offsets int64[n + 1])."""
+    sets: list[U32] = []
+    for data, offsets in utf8_blocks(texts, BLOCK_BYTES):
+        hashes, hash_offsets, _ = hash_documents(data, offsets, ngram)
+        sets.extend(np.unique(hashes[start:end]) for start, end in pairwise(hash_offsets))
+    lengths = np.array([len(one) for one in sets], dtype=np.int64)
+    return np.concatenate([np.empty(0, dtype=np.uint32), *sets]), np.concatenate([[0], np.cumsum(lengths)])
+
+
+def jaccard_of_sets(hashes: U32, offsets: I64, pairs: I64) -> F64:
+    """Similarity of each pair of sets as `shingle_sets` gives them: int64[m, 2] -> float64[m]; two empty sets: 0."""
+    assert not len(pairs) or (pairs.min() >= 0 and pairs.max() < len(offsets) - 1), (pairs.min(), pairs.max())
+    similarities = np.zeros(len(pairs), dtype=np.float64)
+    _jaccard(hashes, offsets, np.ascontiguousarray(pairs, dtype=np.int64), similarities)
+    return similarities
+
+
+def jaccard_of_pairs(texts: pa.Array | pa.ChunkedArray, pairs: I64, ngram: int = 5) -> F64:
+    """Exact similarity of pairs of texts, given by their rows: int64[m, 2] -> float64[m]. Only texts in pairs are read.
+
+    >>> texts = pa.array(["a b c d e f g h i", "a b c d e f g h z"])
+    >>> jaccard_of_pairs(texts, np.array([[0, 1]])).round(4).tolist()
+    [0.6667]
+    """
+    rows, positions = np.unique(pairs, return_inverse=True)
+    if pa.types.is_string(texts.type):
+        texts = texts.cast(pa.large_string())  # what is taken may exceed the 2 GiB of 32-bit offsets
+    hashes, offsets = shingle_sets(texts.take(pa.array(rows)), ngram)
+    return jaccard_of_sets(hashes, offsets, positions.reshape(pairs.shape))
+
+
+@nb.njit(
+    nb.void(READ_U32, READ_I64, nb.types.Array(nb.int64, 2, "C", readonly=True), nb.float64[::1]),
+    nogil=True,
+    cache=True,
+)
+def _jaccard(hashes, offsets, pairs, similarities):  # type: ignore[no-untyped-def]
+    for row in range(len(pairs)):
+        left, left_end = offsets[pairs[row, 0]], offsets[pairs[row, 0] + 1]
+        right, right_end = offsets[pairs[row, 1]], offsets[pairs[row, 1] + 1]
+        num_values = left_end - left + right_end - right
+        num_shared = 0
+        while left < left_end and right < right_end:
+            num_shared += hashes[left] == hashes[right]
+            left, right = left + (hashes[left] <= hashes[right]), right + (hashes[right] <= hashes[left])
+        if num_values:
+            similarities[row] = num_shared / (num_values - num_shared)

@@ -1,0 +1,143 @@
+"""MinHash signatures: Arrow texts in, 112 values a document out.
+
+The scheme is datasketch 2.0's `affine32`, bit for bit: a shingle's 32-bit hash h is finalised once (MurmurHash3's
+fmix32), and value i is the minimum over the shingles of a_i × h + b_i modulo 2^32, a_i odd. Equal shingle sets give
+equal rows, on any machine and in any grouping. Cost: one pass over the text, 4 bytes a value, and a few megabytes.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline_assets.transforms.shingles import READ_I64, READ_U32, U32, hash_documents, utf8_blocks
+from pipeline_assets.transforms.words import UNICODE_VERSION
+from training_io.errors import RecipeError
+
+EMPTY_VALUE = np.uint32(0xFFFFFFFF)  # the minimum over no shingle at all
+
+BLOCK_BYTES = 1 << 20  # text hashed before it is signed: its shingles stay in the cache
+BLOCK_SHINGLES = 1024
+
+MIX32_1 = np.uint32(0x85EBCA6B)
+MIX32_2 = np.uint32(0xC2B2AE35)
+SHIFT_13 = np.uint32(13)
+SHIFT_16 = np.uint32(16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinHashParams:
+    """What signatures depend on; unequal ones must not be compared.
+
+    RecipeError when bands and rows do not use every value, or a number is below 1.
+    """
+
+    num_perm: int = 112
+    num_bands: int = 14
+    rows_per_band: int = 8
+    ngram: int = 5
+    seed: int = 1
+    unicode_version: str = UNICODE_VERSION
+
+    def __post_init__(self) -> None:
+        for name in ("num_perm", "num_bands", "rows_per_band", "ngram"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"MinHash {name}: expected at least 1, found {getattr(self, name):,}.")
+        if not 0 <= self.seed < 1 << 32:
+            raise RecipeError(f"MinHash seed: expected 0 to {(1 << 32) - 1:,}, found {self.seed:,}.")
+        used = self.num_bands * self.rows_per_band
+        if used != self.num_perm:
+            raise RecipeError(
+                f"MinHash bands: expected num_bands × rows_per_band = num_perm = {self.num_perm:,}, found"
+                f" {self.num_bands:,} × {self.rows_per_band:,} = {used:,}. Change one of the three."
+            )
+        if self.unicode_version != UNICODE_VERSION:
+            raise RecipeError(
+                f"MinHash words: expected Unicode {self.unicode_version}, found {UNICODE_VERSION} in this Python."
+                " Words may differ; sign again, or use the Python that signed."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignStats:
+    """What was signed; `num_shingles` counts repeats, `num_wordless` documents have none."""
+
+    num_documents: int
+    num_bytes: int
+    num_words: int
+    num_shingles: int
+    num_wordless: int
+
+
+def sign_documents(texts: pa.Array | pa.ChunkedArray, params: MinHashParams) -> tuple[U32, SignStats]:
+    """Signatures of texts (string, large_string or dictionary, whole or sliced, no nulls): uint32[n, num_perm], stats.
+
+    A document without words gets a row of 0xFFFFFFFF. J(A, B) is estimated by the share of equal values (Broder 1997).
+
+    >>> signatures, stats = sign_documents(pa.array(["the cat sat", "THE CAT, SAT!"]), MinHashParams())
+    >>> bool((signatures[0] == signatures[1]).all()), stats.num_words
+    (True, 6)
+    """
+    multipliers, addends = permutations(params.num_perm, params.seed)
+    signatures = np.full((len(texts), params.num_perm), EMPTY_VALUE, dtype=np.uint32)
+    num_bytes = total_words = num_shingles = num_wordless = row = 0
+    for data, offsets in utf8_blocks(texts, BLOCK_BYTES):
+        hashes, hash_offsets, num_words = hash_documents(data, offsets, params.ngram)
+        _sign(hashes, hash_offsets, multipliers, addends, signatures[row : row + len(num_words)])
+        row += len(num_words)
+        num_bytes += int(offsets[-1] - offsets[0])
+        total_words += int(num_words.sum())
+        num_shingles += len(hashes)
+        num_wordless += int((num_words == 0).sum())
+    assert row == len(texts), (row, len(texts))
+    return signatures, SignStats(
+        num_documents=row,
+        num_bytes=num_bytes,
+        num_words=total_words,
+        num_shingles=num_shingles,
+        num_wordless=num_wordless,
+    )
+
+
+def is_wordless(signatures: U32) -> npt.NDArray[np.bool_]:
+    """Which rows are signatures of documents without words: uint32[n, num_perm] -> bool[n]."""
+    result: npt.NDArray[np.bool_] = (signatures == EMPTY_VALUE).all(axis=1)
+    return result
+
+
+@cache
+def permutations(num_perm: int, seed: int) -> tuple[U32, U32]:
+    """datasketch's affine32 permutations: multipliers (odd) and addends, uint32[num_perm] each, read-only.
+
+    Drawing 112 values is not drawing the first 112 of 128: the count is part of the scheme.
+    """
+    from datasketch import MinHash  # it takes half a second to import, and only signing needs it
+
+    both = MinHash(num_perm=num_perm, seed=seed, scheme="affine32").permutations
+    assert both.dtype == np.uint32, both.dtype
+    both.flags.writeable = False
+    return both[0], both[1]
+
+
+# numba widens uint32 × uint32 to 64 bits, which would be another hash family: every product is cast back.
+@nb.njit(nb.void(READ_U32, READ_I64, READ_U32, READ_U32, nb.uint32[:, ::1]), nogil=True, cache=True)
+def _sign(hashes, offsets, multipliers, addends, signatures):  # type: ignore[no-untyped-def]
+    mixed = np.empty(BLOCK_SHINGLES, dtype=np.uint32)
+    for document in range(len(offsets) - 1):
+        signature = signatures[document]
+        for start in range(offsets[document], offsets[document + 1], BLOCK_SHINGLES):
+            num = min(BLOCK_SHINGLES, offsets[document + 1] - start)
+            for index in range(num):
+                value = hashes[start + index]
+                value = np.uint32((value ^ (value >> SHIFT_16)) * MIX32_1)
+                value = np.uint32((value ^ (value >> SHIFT_13)) * MIX32_2)
+                mixed[index] = value ^ (value >> SHIFT_16)
+            for permutation in range(len(multipliers)):
+                multiplier, addend = multipliers[permutation], addends[permutation]
+                least = signature[permutation]
+                for index in range(num):
+                    least = min(least, np.uint32(np.uint32(multiplier * mixed[index]) + addend))
+                signature[permutation] = least

@@ -1,0 +1,153 @@
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from resources.tokenizer import load_tokenizer, train_tokenizer
+from training_io.errors import FormatError, RecipeError, SourceError
+
+EOS = "<|endoftext|>"
+TEXTS = [f"the cat number {number} sat on the mat; el niño también, 東京 too\n" for number in range(200)]
+GPT2_SHA256 = "8414cab924d8b9b33013f0d221c5862f365ee9be39c5c2bfae8a5a9e970478a6"
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return train_tokenizer(TEXTS, 400)
+
+
+@pytest.fixture
+def path(trained, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(trained)
+    return path
+
+
+def changed(path, change):
+    form = json.loads(path.read_bytes())
+    change(form)
+    other = path.with_name("other.json")
+    other.write_text(json.dumps(form, indent=1))
+    return other
+
+
+def _data_file(name):
+    folder = os.environ.get("CORPUSMILL_TEST_DATA")
+    if not folder:
+        pytest.skip("CORPUSMILL_TEST_DATA names no folder with tokenizers/")
+    return Path(folder) / "tokenizers" / name
+
+
+def test_training_twice_gives_the_same_bytes_in_this_process_and_another(trained):
+    assert train_tokenizer(iter(TEXTS), 400) == trained
+    program = (
+        "import hashlib, sys; from resources.tokenizer import train_tokenizer;"
+        "texts = eval(sys.stdin.read()); print(hashlib.sha256(train_tokenizer(texts, 400)).hexdigest())"
+    )
+    environment = {**os.environ, "RAYON_NUM_THREADS": "1", "PYTHONHASHSEED": "7"}
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        input=repr(TEXTS),
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        cwd=Path(__file__).parent.parent,
+    )
+    assert result.stdout.strip() == hashlib.sha256(trained).hexdigest()
+
+
+def test_a_trained_tokenizer_has_eos_0_every_byte_and_the_asked_size(path):
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.eos_id == 0
+    assert tokenizer.vocab_size == 400
+    assert tokenizer.max_id == 399
+    assert tokenizer.token_dtype == np.uint16
+    strange = ["\0\r\n\ufeff🙂 ß", " ", ""]
+    assert tokenizer.decode_batch(tokenizer.encode_batch(strange)) == strange
+    assert len(tokenizer.encode_batch(["the cat number"])[0]) < 8
+
+
+def test_a_vocabulary_below_the_bytes_is_refused():
+    with pytest.raises(RecipeError, match=r"at least 257 .* found 256"):
+        train_tokenizer(TEXTS, 256)
+
+
+def test_saving_again_truncation_and_padding_do_not_change_the_fingerprint(path, tmp_path):
+    tokenizer = load_tokenizer(path)
+    again = tmp_path / "again.json"
+    tokenizer.library.save(str(again), pretty=True)
+    limited = changed(
+        path,
+        lambda form: form.update(
+            truncation={"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+        ),
+    )
+    compressed = tmp_path / "tokenizer.json.gz"
+    compressed.write_bytes(gzip.compress(path.read_bytes()))
+    for other in (again, limited, compressed):
+        assert other.read_bytes() != path.read_bytes()
+        assert load_tokenizer(other).fingerprint == tokenizer.fingerprint
+    assert len(load_tokenizer(limited).encode_batch([TEXTS[0]])[0]) > 5
+
+
+def test_two_swapped_ids_change_the_fingerprint(path):
+    def swap(form):
+        vocabulary = form["model"]["vocab"]
+        vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+
+    assert load_tokenizer(changed(path, swap)).fingerprint != load_tokenizer(path).fingerprint
+
+
+def test_an_absent_eos_is_refused_with_near_names(path):
+    with pytest.raises(
+        RecipeError, match=r"tokenizer.json: expected the EOS token '<\|eos\|>' .* near names: <\|endoftext\|>"
+    ):
+        load_tokenizer(path, eos="<|eos|>")
+
+
+def test_an_eos_that_literal_text_would_become_is_refused(path):
+    def unmark(form):
+        form["added_tokens"][0]["special"] = False
+
+    with pytest.raises(RecipeError, match="found it encoded as the EOS id 0"):
+        load_tokenizer(changed(path, unmark))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model": 1}', b"\xff\xfe", b'{"version": "1.0"}'])
+def test_a_broken_file_is_named(content, tmp_path):
+    path = tmp_path / "broken.json"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"broken\.json: expected a tokenizer\.json"):
+        load_tokenizer(path)
+
+
+def test_broken_gzip_and_missing_files_are_named(tmp_path, trained):
+    path = tmp_path / "cut.json.gz"
+    for content in (b"not gzip", gzip.compress(trained)[:-20]):
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match=r"cut\.json\.gz"):
+            load_tokenizer(path)
+    with pytest.raises(SourceError, match=r"absent\.json.* found no file"):
+        load_tokenizer(tmp_path / "absent.json")
+
+
+def test_gpt2():
+    path = _data_file("gpt2.tokenizer.json")
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == GPT2_SHA256
+    tokenizer = load_tokenizer(path)
+    assert (tokenizer.eos_id, tokenizer.max_id, tokenizer.token_dtype) == (50256, 50256, np.uint16)
+    assert tokenizer.vocab_size == 50257
+
+
+def test_qwen3_has_ids_above_its_vocabulary():
+    tokenizer = load_tokenizer(_data_file("qwen3.tokenizer.json.gz"))
+    assert (tokenizer.eos_id, tokenizer.max_id, tokenizer.vocab_size) == (151643, 151668, 151643)
+    assert tokenizer.token_dtype == np.uint32
+    assert tokenizer.normalize("nai\u0308ve") == "naïve"
