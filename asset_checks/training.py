@@ -1,0 +1,107 @@
+"""Promise: no token sees another document, and the model learns."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asset_checks.verdicts import Verdict, law
+from pipeline_assets.stripes import Stage
+from pipeline_assets.training import CHECKPOINT_FOLDER, CURVES_NAME, model_config
+from resources.artifact_store import ArtifactRef
+from resources.tables import read_json
+from training_io.manifest import load_manifest
+from training_io.plan import load_plan
+from training_io.sampler import Sampler
+
+if TYPE_CHECKING:
+    from training_io.model import Model
+
+MAX_POKED_SEGMENTS = 8
+
+
+def no_token_sees_another_document(
+    stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef
+) -> Verdict:
+    """On a real microbatch, changing one segment's inputs changes that segment's logits and no other's."""
+    windows = stage.recipe.training.windows
+    if windows is not None:
+        return Verdict(
+            expected="no token sees another document",
+            found=f"the recipe chose windows of {windows.length:,} tokens without a document mask:"
+            " tokens may see the documents before theirs",
+            num_violations=1,
+        )
+    import torch
+
+    model = trained_model(stage, stage.folder(varlen_training_run), packing_plan)
+    batch = next(Sampler(load_plan(stage.folder(packing_plan), "train", allow_quarantined=True)))
+    bounds = batch.cu_seqlens.tolist()
+    segments = [(start, end) for start, end in pairwise(bounds) if end - start > 1][:MAX_POKED_SEGMENTS]
+    inputs = torch.from_numpy(batch.inputs.copy())
+    fixed: tuple[Any, ...] = (
+        torch.from_numpy(batch.position_ids.copy()),
+        torch.from_numpy(batch.cu_seqlens.copy()),
+        batch.max_seqlen,
+    )
+    violations: list[dict[str, Any]] = []
+    with torch.no_grad():
+        before = model(inputs, *fixed)
+        for start, end in segments:
+            poked = inputs.clone()
+            poked[start:end] = (poked[start:end] + 1) % model.config.vocab_size
+            changed = (model(poked, *fixed) != before).any(dim=1)
+            outside = int(changed[:start].sum() + changed[end:].sum())
+            if outside or not bool(changed[start:end].all()):
+                inside = int(changed[start:end].sum())
+                violations.append({"segment": f"[{start:,}, {end:,})", "outside": outside, "inside": inside})
+    return Verdict(
+        expected="changing one segment changes its own logits only",
+        found=f"{len(violations):,} of {len(segments):,} poked segments changed others, or not all of themselves",
+        num_violations=len(violations),
+        examples=violations,
+    )
+
+
+def trained_model(stage: Stage, run: Path, packing_plan: ArtifactRef) -> "Model":
+    """The run's model with its final weights, on the CPU in float32."""
+    import torch
+
+    from training_io.checkpoint import load_checkpoint
+    from training_io.model import Model
+
+    plan = load_plan(stage.folder(packing_plan), "train", allow_quarantined=True)
+    vocab_size = int(load_manifest(plan.shards.path).counts["vocab_size"])
+    model = Model(model_config(stage, vocab_size), torch.Generator().manual_seed(0), backend="sdpa")
+    model.load_state_dict(load_checkpoint(run / CHECKPOINT_FOLDER).payload["model"])
+    return model.eval()
+
+
+def validation_loss_falls(stage: Stage, varlen_training_run: ArtifactRef) -> Verdict:
+    """The loss on held-out packs is lower at the end than before the first step."""
+    validation = read_json(stage.folder(varlen_training_run) / CURVES_NAME)["validation"]
+    if not validation:
+        return Verdict(expected="a lower validation loss", found="no validation documents", num_violations=1)
+    first, last = validation[0][1], validation[-1][1]
+    return Verdict(
+        expected=f"a validation loss below the first one, {first:.3f}",
+        found=f"{last:.3f} nats a token after step {validation[-1][0]:,}, {first - last:.3f} lower",
+        num_violations=int(not last < first),
+        examples=[{"step": step, "validation loss": loss} for step, loss in validation],
+        numbers={"first_validation_loss": first, "last_validation_loss": last},
+    )
+
+
+CHECKS = [
+    law(
+        no_token_sees_another_document,
+        blocking=False,
+        description="Warns when a token's output depends on another document: attention or positions are wrong, or "
+        "the recipe chose windows without a document mask.",
+    ),
+    law(
+        validation_loss_falls,
+        blocking=False,
+        description="Warns when training did not lower the loss on held-out text: look at the learning rate, the "
+        "steps and the validation split.",
+    ),
+]

@@ -1,0 +1,102 @@
+"""How a law is judged, reported and enforced.
+
+In: a function that recounts one law from sealed bytes and returns a verdict. Out: an asset check with the same four
+metadata keys everywhere. A blocking check that fails or crashes quarantines the artifact, so that materializing only
+what is downstream cannot use bad data either; when it passes, it takes back what it held against the artifact.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+
+from pipeline_assets.references import PipelineResource
+from pipeline_assets.report import rows_metadata
+from pipeline_assets.stripes import Stage
+from resources.artifact_store import ArtifactRef
+
+MAX_EXAMPLES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a law says, what was found, and counter-examples as plain rows; `numbers` become plots over time."""
+
+    expected: str
+    found: str
+    num_violations: int
+    examples: Sequence[Mapping[str, Any]] = ()
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+Judge = Callable[..., Verdict]
+
+
+def verdict_of(expected: str, violations: Sequence[str], found: str) -> Verdict:
+    """A verdict from a list of violations in words: `found` describes what was looked at."""
+    return Verdict(
+        expected=expected,
+        found=f"{len(violations):,} violations in {found}",
+        num_violations=len(violations),
+        examples=[{"violation": violation} for violation in violations[:MAX_EXAMPLES]],
+    )
+
+
+def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefinition:
+    """The asset check that a judge stands for: named after it, on the first asset among its arguments.
+
+    A judge is `judge(stage, asset, *others) -> Verdict`; each argument is named after the asset whose reference it
+    takes. `description` says what a failure means and what to do.
+    """
+    assets = list(inspect.signature(judge).parameters)[1:]
+    judged = assets[0]
+
+    @dg.asset_check(
+        asset=judged,
+        name=judge.__name__,
+        description=description,
+        blocking=blocking,
+        additional_deps=assets[1:],
+        required_resource_keys={"pipeline"},
+    )
+    def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        stage, refs = _open(context, assets)
+        try:
+            verdict = judge(stage, *refs)
+        except Exception as error:
+            if blocking:
+                stage.store.quarantine(refs[0], judge.__name__, f"the check crashed: {error}")
+            raise
+        if blocking and verdict.num_violations:
+            stage.store.quarantine(refs[0], judge.__name__, verdict.found)
+        elif blocking:
+            stage.store.lift(refs[0], judge.__name__)
+        return _result(verdict, blocking)
+
+    return check
+
+
+def _open(context: dg.AssetCheckExecutionContext, assets: Sequence[str]) -> tuple[Stage, list[ArtifactRef]]:
+    resource: PipelineResource = context.resources.pipeline
+    pipeline = resource.open()
+    run = context.run
+    run_ids = tuple(run_id for run_id in (run.run_id, run.parent_run_id, run.root_run_id) if run_id)
+    stage = Stage(pipeline=pipeline, say=context.log.info, is_judging=True)
+    return stage, [pipeline.resolve(asset, run_ids) for asset in assets]
+
+
+def _result(verdict: Verdict, blocking: bool) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        passed=verdict.num_violations == 0,
+        severity=dg.AssetCheckSeverity.ERROR if blocking else dg.AssetCheckSeverity.WARN,
+        description=verdict.found,
+        metadata={
+            "expected": verdict.expected,
+            "found": verdict.found,
+            "num_violations": verdict.num_violations,
+            "examples": rows_metadata(list(verdict.examples)[:MAX_EXAMPLES]),
+            **verdict.numbers,
+        },
+    )

@@ -1,0 +1,165 @@
+"""Materialize everything from the command line: `python -m pipeline_assets run`, with progress and one table.
+
+run [--without-training] [--json FILE]   materialize, print the table; exit status 1 with the reason last
+instance                                 prepare Dagster's home below CORPUSMILL_HOME and print its path
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from dagster import DagsterEventType
+
+from pipeline_assets.recipe import STAGES
+from resources.artifact_store import home_folder
+from resources.execution import prepare_instance
+from training_io.errors import CorpusmillError
+
+TRAINING_ASSET = "varlen_training_run"
+COLUMNS = ("stage", "asset", "stripes", "rows", "tokens", "bytes", "seconds", "passed", "warned", "failed")
+
+
+@dataclass(kw_only=True)
+class AssetLine:
+    """One line of the table: what an asset came to in this run."""
+
+    stage: str
+    asset: str
+    stripes: int | None = None
+    rows: int | None = None
+    tokens: int | None = None
+    bytes: int | None = None
+    seconds: float | None = None
+    folder: str | None = None
+    passed: int = 0
+    warned: int = 0
+    failed: int = 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline_assets", description="Materialize the asset graph.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run", help="materialize every asset with its checks and print one table")
+    running.add_argument("--without-training", action="store_true", help="stop at the hand-off package; needs no torch")
+    running.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON to a file as well")
+    commands.add_parser("instance", help="prepare Dagster's home and print its path")
+    parsed = parser.parse_args(arguments)
+    try:
+        home = home_folder()
+        instance_folder = prepare_instance(home)
+        if parsed.command == "instance":
+            print(instance_folder)
+            return 0
+        return _run(home, instance_folder, parsed.without_training, parsed.json)
+    except CorpusmillError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(home: Path, instance_folder: Path, without_training: bool, output: Path | None) -> int:
+    os.environ["DAGSTER_HOME"] = str(instance_folder)
+    from pipeline_assets.definitions import build_definitions  # it reads the environment
+
+    started = time.monotonic()
+    assets = [name for name in STAGES if not (without_training and name == TRAINING_ASSET)]
+    job = build_definitions().resolve_implicit_global_asset_job_def()
+    with dg.DagsterInstance.get() as instance:
+        result = job.execute_in_process(
+            instance=instance,
+            asset_selection=[dg.AssetKey(name) for name in assets],
+            raise_on_error=False,
+            run_config={"loggers": {"progress": {}}},
+        )
+        lines = _lines(result.all_events, assets)
+        reasons = list(_reasons(result.all_events))
+    seconds = time.monotonic() - started
+    print(_table(lines))
+    print(f"\n{seconds:.1f} s. Artifacts: {home}")
+    for line in lines:
+        if line.folder is not None:
+            print(f"  {line.asset:<20} {line.folder}")
+    print("Open the UI with `make ui`.")
+    if output is not None:
+        report = {"seconds": seconds, "success": result.success, "assets": [asdict(line) for line in lines]}
+        output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if not result.success:
+        print("\nFailed:\n" + "\n".join(reasons), file=sys.stderr)
+    return 0 if result.success else 1
+
+
+def _lines(events: Sequence[dg.DagsterEvent], assets: Sequence[str]) -> list[AssetLine]:
+    lines = {name: AssetLine(stage=STAGES[name], asset=name) for name in assets}
+    for event in events:
+        if event.event_type == DagsterEventType.ASSET_MATERIALIZATION:
+            materialization = event.step_materialization_data.materialization
+            _fill(lines[materialization.asset_key.path[-1]], materialization.metadata)
+        if event.event_type == DagsterEventType.ASSET_CHECK_EVALUATION:
+            evaluation = event.asset_check_evaluation_data
+            line = lines[evaluation.asset_key.path[-1]]
+            if evaluation.passed:
+                line.passed += 1
+            elif evaluation.severity == dg.AssetCheckSeverity.WARN:
+                line.warned += 1
+            else:
+                line.failed += 1
+    return list(lines.values())
+
+
+def _fill(line: AssetLine, metadata: dict[str, Any]) -> None:
+    def number(*names: str) -> Any:
+        return next((metadata[name].value for name in names if name in metadata), None)
+
+    line.stripes = number("steps")
+    line.rows = number("dagster/row_count", "documents")
+    line.tokens = number("tokens", "targets")
+    line.bytes = number("bytes")
+    line.seconds = number("seconds")
+    line.folder = number("folder")
+
+
+def _reasons(events: Sequence[dg.DagsterEvent]) -> Iterator[str]:
+    """What failed and why: first the steps, then the blocking checks."""
+    for event in events:
+        if event.event_type == DagsterEventType.STEP_FAILURE:
+            failure = event.step_failure_data
+            described = failure.user_failure_data.description if failure.user_failure_data else None
+            raised = failure.error.message.strip() if failure.error else "no reason given"
+            yield f"{event.step_key}: {described or raised}"
+    for event in events:
+        if event.event_type == DagsterEventType.ASSET_CHECK_EVALUATION:
+            evaluation = event.asset_check_evaluation_data
+            if not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.ERROR:
+                name = f"{evaluation.asset_key.to_user_string()}: {evaluation.check_name}"
+                yield f"{name}: {evaluation.description}"
+
+
+def _table(lines: Sequence[AssetLine]) -> str:
+    rows = [COLUMNS, *(tuple(_cell(getattr(line, name)) for name in COLUMNS) for line in lines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""The code location: every asset, check, job, sensor and schedule, with resources that tests replace."""
+
+import dagster as dg
+
+from asset_checks import clusters as cluster_checks
+from asset_checks import handoff as handoff_checks
+from asset_checks import packs as pack_checks
+from asset_checks import shards as shard_checks
+from asset_checks import source as source_checks
+from asset_checks import splits as split_checks
+from asset_checks import tokens as token_checks
+from asset_checks import training as training_checks
+from pipeline_assets.automation import everything, new_revision_sensor, nightly_schedule
+from pipeline_assets.clusters import lsh_clusters
+from pipeline_assets.handoff import handoff_package
+from pipeline_assets.packs import packing_plan, packing_stats
+from pipeline_assets.references import PipelineResource, ReferenceIOManager
+from pipeline_assets.shards import token_shards
+from pipeline_assets.signatures import minhash_signatures
+from pipeline_assets.source import dataset_revision, raw_row_groups, reference_sets
+from pipeline_assets.splits import split_documents
+from pipeline_assets.tokens import document_tokens, tokenizer
+from pipeline_assets.training import varlen_training_run
+from resources.execution import executor_of_profile, progress_logger
+from training_io.gpu_io_manager import GpuIOManager
+
+ASSETS = (
+    dataset_revision,
+    raw_row_groups,
+    reference_sets,
+    minhash_signatures,
+    lsh_clusters,
+    tokenizer,
+    document_tokens,
+    split_documents,
+    token_shards,
+    packing_plan,
+    packing_stats,
+    handoff_package,
+    varlen_training_run,
+)
+
+CHECKS = (
+    *source_checks.CHECKS,
+    *cluster_checks.CHECKS,
+    *token_checks.CHECKS,
+    *split_checks.CHECKS,
+    *shard_checks.CHECKS,
+    *pack_checks.CHECKS,
+    *handoff_checks.CHECKS,
+    *training_checks.CHECKS,
+)
+
+
+def build_definitions(pipeline: PipelineResource | None = None) -> dg.Definitions:
+    """All definitions over one pipeline resource: the environment's recipe and home unless another one is given."""
+    pipeline = pipeline or PipelineResource()
+    references = ReferenceIOManager(pipeline=pipeline)
+    return dg.Definitions(
+        assets=ASSETS,
+        asset_checks=CHECKS,
+        jobs=[everything],
+        sensors=[new_revision_sensor],
+        schedules=[nightly_schedule],
+        resources={
+            "pipeline": pipeline,
+            "references": references,
+            "gpu_io_manager": GpuIOManager(references=references),
+        },
+        executor=executor_of_profile(),
+        loggers={"progress": progress_logger},
+    )
+
+
+definitions = build_definitions()

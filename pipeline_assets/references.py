@@ -1,0 +1,108 @@
+"""How assets find each other's artifacts: small references, by run and by the recipe's values that matter.
+
+In: the reference that an asset's last step returns. Out: the same reference, for a consumer in the same run, in a
+re-execution of that run, or later. The promise: a consumer gets the artifact of its own run, else the latest one that
+was built with the same values of every parameter that matters to it, else a refusal that names both.
+"""
+
+import json
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from pipeline_assets.recipe import Recipe, load_recipe, parameters_that_matter
+from resources.artifact_store import ArtifactRef, ArtifactStore, home_folder
+from training_io.errors import StateMismatch
+from training_io.hashing import identity_of
+
+REFERENCES_FOLDER = "_references"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """What every stage works with: one store and one recipe."""
+
+    store: ArtifactStore
+    recipe: Recipe
+
+    def record(self, ref: ArtifactRef, run_id: str) -> None:
+        """Remember an asset's artifact for its run, and as the latest of its parameters."""
+        parameters = parameters_that_matter(self.recipe, ref.asset)
+        entry = json.dumps({"ref": ref.to_json(), "parameters": parameters}, sort_keys=True)
+        for name in (f"run-{run_id}", f"latest-{identity_of(parameters)[:16]}", "latest"):
+            _replace(self._folder(ref.asset) / f"{name}.json", entry)
+
+    def resolve(self, asset: str, run_ids: tuple[str, ...] = ()) -> ArtifactRef:
+        """The artifact of `asset` that a consumer in one of these runs, else under this recipe, is to read."""
+        wanted = parameters_that_matter(self.recipe, asset)
+        names = [f"run-{run_id}" for run_id in run_ids] + [f"latest-{identity_of(wanted)[:16]}", "latest"]
+        for path in (self._folder(asset) / f"{name}.json" for name in names):
+            if path.is_file():
+                entry = json.loads(path.read_bytes())
+                _refuse_other_parameters(asset, wanted, entry["parameters"])
+                return ArtifactRef.from_json(entry["ref"])
+        raise StateMismatch(
+            f"{asset}: expected an artifact built with recipe {self.recipe.name!r} in {self.store.root}, found none."
+            f" Materialize {asset} first."
+        )
+
+    def _folder(self, asset: str) -> Path:
+        return self.store.root / REFERENCES_FOLDER / asset
+
+
+def _refuse_other_parameters(asset: str, wanted: dict[str, Any], found: dict[str, Any]) -> None:
+    if wanted == found:
+        return
+    differing = [
+        f"{owner}.{key}: this recipe says {wanted[owner].get(key)!r}, it was built with {found[owner].get(key)!r}"
+        for owner in sorted(wanted.keys() & found.keys())
+        for key in sorted(wanted[owner].keys() | found[owner].keys())
+        if wanted[owner].get(key) != found[owner].get(key)
+    ]
+    raise StateMismatch(
+        f"{asset}: expected an artifact of this recipe, found one of another: {'; '.join(differing)}."
+        f" Materialize {asset} with this recipe, or go back to the other one."
+    )
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+class PipelineResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Which recipe is built and where: empty values mean CORPUSMILL_RECIPE and CORPUSMILL_HOME."""
+
+    recipe: str = ""
+    home: str = ""
+
+    def open(self) -> Pipeline:
+        """The store and the recipe in force; RecipeError when the recipe is wrong."""
+        return Pipeline(store=ArtifactStore(home_folder(self.home)), recipe=load_recipe(self.recipe or None))
+
+
+class ReferenceIOManager(dg.ConfigurableIOManager):
+    """Stores and finds the assets' references."""
+
+    pipeline: dg.ResourceDependency[PipelineResource]
+
+    def handle_output(self, context: dg.OutputContext, obj: ArtifactRef) -> None:
+        """Record the artifact under the run and under the parameters that matter to it."""
+        self.pipeline.open().record(obj, context.run_id)
+
+    def load_input(self, context: dg.InputContext) -> ArtifactRef:
+        """The upstream asset's reference for this run."""
+        run = context.step_context.dagster_run
+        run_ids = tuple(run_id for run_id in (run.run_id, run.parent_run_id, run.root_run_id) if run_id)
+        return self.pipeline.open().resolve(context.asset_key.path[-1], run_ids)
+
+    def find(self, context: dg.InputContext) -> tuple[ArtifactRef, Path]:
+        """The upstream asset's reference and its folder; FormatError when it is unsealed or quarantined."""
+        ref = self.load_input(context)
+        folder, _ = self.pipeline.open().store.open(ref)
+        return ref, folder

@@ -1,0 +1,149 @@
+"""Contracts of the tables that stages write: one pandera model a table, every column described.
+
+`validated` is called before a table is written, so that a table which breaks its contract is never sealed.
+"""
+
+from typing import Any
+
+import narwhals.stable.v1 as nw
+import pandera.pyarrow as pap
+import pyarrow as pa
+import pyarrow.compute as pc
+from pandera.dtypes import immutable
+from pandera.engines import narwhals_engine
+
+from pipeline_assets.transforms.split import REASONS, SPLITS
+from training_io.errors import InvariantBroken
+from training_io.hashing import DOC_ID_BYTES
+
+
+@narwhals_engine.Engine.register_dtype(equivalents=[nw.Binary, nw.Binary()])
+@immutable
+class Binary(narwhals_engine.DataType):  # type: ignore[misc]
+    """Raw bytes: pandera's Arrow engine knows every type but this one."""
+
+    type = nw.Binary
+
+
+def _are_doc_ids(data: Any) -> bool:
+    lengths = pc.binary_length(data.table.column(data.key))
+    return bool(pc.all(pc.equal(lengths, DOC_ID_BYTES), min_count=0).as_py())
+
+
+class Contract(pap.DataFrameModel):
+    """Base of the contracts: exactly these columns, in this order."""
+
+    class Config:
+        """Strict: an unknown column is a violation."""
+
+        strict = True
+        ordered = True
+
+
+def _doc_id(description: str) -> Any:
+    return pap.Field(description=description)
+
+
+class RawRows(Contract):
+    """Rows of text as read from the source, with their source coordinate."""
+
+    doc_id: pa.binary() = _doc_id("SHA-256 of the text's UTF-8 bytes, 32 raw bytes")
+    text: pa.large_string() = pap.Field(description="The document's text, unaltered")
+    pool: pa.string() = pap.Field(description="Pool that the row was read from")
+    file: pa.string() = pap.Field(description="Source file, relative to its pool")
+    row_group: pa.int32() = pap.Field(ge=0, description="Row group within the file")
+    row: pa.int32() = pap.Field(ge=0, description="Row within the row group")
+    id: pa.string() = pap.Field(nullable=True, description="The source's own id")
+    dump: pa.string() = pap.Field(nullable=True, description="Crawl that the document comes from")
+    url: pa.string() = pap.Field(nullable=True, description="Address that the document was crawled from")
+    language: pa.string() = pap.Field(nullable=True, description="Language code given by the source")
+    language_score: pa.float64() = pap.Field(nullable=True, description="Confidence of the language, 0 to 1")
+    score: pa.float64() = pap.Field(nullable=True, description="Quality score given by the source")
+
+    @pap.check("doc_id")
+    def _doc_id_has_32_bytes(cls, data: Any) -> bool:  # noqa: N805 - pandera's checks are class methods
+        return _are_doc_ids(data)
+
+
+class References(Contract):
+    """Texts of one reference set."""
+
+    doc_id: pa.binary() = _doc_id("SHA-256 of the text's UTF-8 bytes, 32 raw bytes")
+    text: pa.large_string() = pap.Field(description="A text that is held out")
+
+    @pap.check("doc_id")
+    def _doc_id_has_32_bytes(cls, data: Any) -> bool:  # noqa: N805
+        return _are_doc_ids(data)
+
+
+class Clusters(Contract):
+    """What deduplication decided about each row of one raw unit, in the unit's row order."""
+
+    doc_id: pa.binary() = _doc_id("The row's document")
+    cluster_id: pa.binary() = _doc_id("Smallest doc_id of the row's cluster")
+    cluster_size: pa.int64() = pap.Field(ge=1, description="Rows in the cluster, over all units")
+    kept: pa.bool_() = pap.Field(description="Whether this row is used")
+    kept_doc_id: pa.binary() = _doc_id("The cluster's document that is used")
+    reason: pa.string() = pap.Field(
+        description="kept, exact_duplicate, near_duplicate, or excluded by a reference set",
+        isin=["kept", "exact_duplicate", "near_duplicate", "reference"],
+    )
+    barred: pa.bool_() = pap.Field(description="Whether a reference set keeps the cluster out of validation")
+    references: pa.string() = pap.Field(description="Names of the reference sets that match the cluster, with commas")
+    pools: pa.string() = pap.Field(description="Names of all pools that hold this very text, with commas")
+
+    @pap.check("doc_id", "cluster_id", "kept_doc_id")
+    def _doc_ids_have_32_bytes(cls, data: Any) -> bool:  # noqa: N805
+        return _are_doc_ids(data)
+
+
+class Evidence(Contract):
+    """Why each removed row was removed."""
+
+    removed_doc_id: pa.binary() = _doc_id("The removed document")
+    kept_doc_id: pa.binary() = _doc_id("The document kept in its place")
+    removed_pool: pa.string() = pap.Field(description="Pool of the removed row")
+    kept_pool: pa.string() = pap.Field(description="Pool of the kept row")
+    shared_bands: pa.int64() = pap.Field(ge=0, description="Bands in which both signatures agree")
+    jaccard: pa.float64() = pap.Field(ge=0, le=1, description="Exact Jaccard similarity of their shingle sets")
+
+
+class ReferenceHits(Contract):
+    """Which rows a reference text matched."""
+
+    reference_set: pa.string() = pap.Field(description="Name of the reference set")
+    reference_doc_id: pa.binary() = _doc_id("The reference text")
+    doc_id: pa.binary() = _doc_id("The matched document: the smallest of those that share the bucket")
+    exact: pa.bool_() = pap.Field(description="Whether the texts are identical")
+
+
+class SplitDocuments(Contract):
+    """The deduplicated split tables: kept documents of one raw unit, with their split."""
+
+    doc_id: pa.binary() = _doc_id("SHA-256 of the text's UTF-8 bytes, 32 raw bytes")
+    text: pa.large_string() = pap.Field(description="The document's text, unaltered")
+    num_tokens: pa.int64() = pap.Field(ge=1, description="Tokens, the end-of-document token included")
+    cluster_id: pa.binary() = _doc_id("Smallest doc_id of the document's cluster")
+    pool: pa.string() = pap.Field(description="Pool that the document belongs to")
+    split: pa.string() = pap.Field(isin=[*SPLITS, "unused"], description="Split that the document is assigned to")
+    reason: pa.string() = pap.Field(isin=list(REASONS), description="Why it is in this split or unused")
+
+    @pap.check("doc_id", "cluster_id")
+    def _doc_ids_have_32_bytes(cls, data: Any) -> bool:  # noqa: N805
+        return _are_doc_ids(data)
+
+
+def arrow_schema(contract: type[Contract]) -> pa.Schema:
+    """The Arrow schema that a contract annotates, column by column."""
+    return pa.schema([(name, contract.__annotations__[name]) for name in contract.to_schema().columns])
+
+
+def validated(contract: type[Contract], table: pa.Table) -> pa.Table:
+    """The same table once it keeps its contract; InvariantBroken lists what it breaks."""
+    try:
+        contract.validate(table, lazy=True)
+    except pap.errors.SchemaErrors as error:
+        cases = error.failure_cases.slice(0, 5).to_pylist()
+        listed = "; ".join(f"{case['column']}: {case['check']}, found {case['failure_case']}" for case in cases)
+        raise InvariantBroken(f"table {contract.__name__} of {table.num_rows:,} rows: {listed}") from error
+    return table

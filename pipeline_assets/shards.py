@@ -1,0 +1,214 @@
+"""shards: token units and split tables -> token files and a document index for each split, by shard.
+
+A planning step puts the documents of each split into their final order and cuts them into shards by running length; a
+shard's step merges the units' sorted runs. A shard's identity is its documents, lengths and tokenizer, so cutting the
+work into other stripes changes nothing. Promise: a split's shards, one after another, are its documents in order.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_assets.report import asset_metadata, rows_metadata
+from pipeline_assets.source import pool_names
+from pipeline_assets.splits import TABLE_NAME
+from pipeline_assets.stripes import (
+    Sealed,
+    Stage,
+    Task,
+    graph_spec,
+    mapped_op,
+    planning_op,
+    sealing_op,
+    tasks_of,
+    units_in,
+)
+from pipeline_assets.tokens import DOC_IDS, LENGTHS, TOKENS, ordered_documents
+from pipeline_assets.transforms.merge import merge_documents
+from pipeline_assets.transforms.split import SPLITS
+from resources.artifact_store import ArtifactRef, link_or_copy, unit_inputs
+from resources.tables import read_array, write_array
+from training_io.document_index import cut_shards, index_of, write_index
+from training_io.shard_format import write_shard
+
+SHARDS_VERSION = 1
+PLAN_UNIT = "plan"
+SHARD_NAME = "tokens.bin"
+
+
+def split_names(stage: Stage) -> list[str]:
+    """The recipe's splits: `test` only where it asks for one."""
+    assignment = stage.recipe.splits.assignment
+    has_test = bool(getattr(assignment, "test_fraction", 0) or getattr(assignment, "test_tokens", 0))
+    return [name for name in SPLITS if name != "test" or has_test]
+
+
+def plan_shards(
+    stage: Stage, document_tokens: ArtifactRef, split_documents: ArtifactRef, tokenizer: ArtifactRef
+) -> list[Task]:
+    """Order each split's documents and cut them into shards; one unit a shard."""
+    plan = shard_plan(stage, document_tokens, split_documents)
+    shards = [
+        (plan, document_tokens, tokenizer.counts["fingerprint"], name, shard)
+        for name in split_names(stage)
+        for shard in range(plan.counts["shards"][name])
+    ]
+    return tasks_of(shards, "shards")
+
+
+def shard_plan(stage: Stage, document_tokens: ArtifactRef, split_documents: ArtifactRef) -> ArtifactRef:
+    """Which documents are in which shard, as an artifact: the planning step writes it, the sealing step finds it."""
+    return stage.store.materialize(
+        asset="token_shards",
+        unit=PLAN_UNIT,
+        inputs={"tokens": document_tokens.digest, "splits": split_documents.digest},
+        parameters={"max_shard_tokens": stage.recipe.shards.max_shard_tokens, "splits": split_names(stage)},
+        version=SHARDS_VERSION,
+        write=lambda folder: _write_plan(stage, folder, document_tokens, split_documents),
+    )
+
+
+def _write_plan(
+    stage: Stage, folder: Path, document_tokens: ArtifactRef, split_documents: ArtifactRef
+) -> dict[str, Any]:
+    units, tables = units_in(stage, document_tokens), units_in(stage, split_documents)
+    lengths = [stage.array(unit, LENGTHS) for unit in units]
+    starts = np.concatenate([np.cumsum(part) - part for part in lengths])
+    doc_ids = np.concatenate([stage.array(unit, DOC_IDS) for unit in units])
+    split_of, pool_of = _split_and_pool(stage, tables)
+    firsts = np.cumsum([0, *(len(part) for part in lengths)])
+    unit_of, row_of = ordered_documents(stage, units)
+    order = firsts[unit_of] + row_of
+    all_lengths = np.concatenate(lengths)
+    shards, documents = {}, {}
+    for name in split_names(stage):
+        chosen = np.flatnonzero(split_of[order] == name)
+        rows = order[chosen]
+        cuts = cut_shards(all_lengths[rows], stage.recipe.shards.max_shard_tokens)
+        write_array(unit_of[chosen], folder / f"{name}_unit.npy")
+        write_array(starts[rows], folder / f"{name}_start.npy")
+        write_array(all_lengths[rows], folder / f"{name}_length.npy")
+        write_array(doc_ids[rows], folder / f"{name}_doc_id.npy")
+        write_array(pool_of[rows].astype(np.uint16), folder / f"{name}_pool.npy")
+        write_array(cuts, folder / f"{name}_cuts.npy")
+        shards[name], documents[name] = len(cuts) - 1, len(rows)
+    return {"shards": shards, "documents_by_split": documents}
+
+
+def _split_and_pool(stage: Stage, tables: list[ArtifactRef]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Split name and pool number of every document, in unit order."""
+    columns = [stage.table(unit, TABLE_NAME, ["split", "pool"]) for unit in tables]
+    names = pa.array(pool_names(stage.recipe), pa.string())
+    pools = [pc.index_in(table.column("pool"), value_set=names) for table in columns]
+    splits = [np.array(table.column("split").to_pylist(), dtype="U10") for table in columns]
+    return np.concatenate(splits), np.concatenate([np.asarray(part) for part in pools])
+
+
+def build_shards(stage: Stage, task: Task) -> list[ArtifactRef]:
+    """Merge the documents of each shard and write it."""
+    return [_build_shard(stage, *unit) for unit in task.units]
+
+
+def _build_shard(
+    stage: Stage, plan: ArtifactRef, document_tokens: ArtifactRef, fingerprint: str, name: str, shard: int
+) -> ArtifactRef:
+    folder = stage.folder(plan)
+    start, end = read_array(folder / f"{name}_cuts.npy")[shard : shard + 2]
+    columns = {
+        column: np.asarray(read_array(folder / f"{name}_{column}.npy")[start:end])
+        for column in ("unit", "start", "length", "doc_id")
+    }
+
+    def write(target: Path) -> dict[str, Any]:
+        runs = [stage.array(unit, TOKENS) for unit in units_in(stage, document_tokens)]
+        tokens = merge_documents(runs, columns["unit"], columns["start"], columns["length"])
+        write_shard(target / SHARD_NAME, tokens)
+        return {"documents": int(end - start), "tokens": len(tokens), "split": name}
+
+    content = hashlib.sha256(columns["doc_id"].tobytes() + columns["length"].astype("<i8").tobytes()).hexdigest()
+    return stage.store.materialize(
+        asset="token_shards",
+        unit=f"{name}-{shard:06d}",
+        inputs={"documents": content, "tokenizer": fingerprint},
+        parameters={"eos": stage.recipe.tokenizer.eos},
+        version=SHARDS_VERSION,
+        write=write,
+    )
+
+
+def seal_shards(
+    stage: Stage,
+    parts: list[ArtifactRef],
+    document_tokens: ArtifactRef,
+    split_documents: ArtifactRef,
+    tokenizer: ArtifactRef,
+) -> Sealed:
+    """Put all shards under one folder with the document index of each split."""
+    plan = shard_plan(stage, document_tokens, split_documents)
+    ref = stage.store.materialize(
+        asset="token_shards",
+        inputs={"units": unit_inputs(parts), "plan": plan.digest, "tokenizer": tokenizer.counts["fingerprint"]},
+        parameters={"max_shard_tokens": stage.recipe.shards.max_shard_tokens, "pools": pool_names(stage.recipe)},
+        version=SHARDS_VERSION,
+        write=lambda folder: _write_index_and_shards(stage, folder, parts, plan, tokenizer),
+    )
+    metadata = asset_metadata(stage, ref, parts) | {
+        "splits": rows_metadata([{"split": name, **counts} for name, counts in ref.counts["splits"].items()])
+    }
+    return Sealed(ref=ref, metadata=metadata)
+
+
+def _write_index_and_shards(
+    stage: Stage, folder: Path, parts: list[ArtifactRef], plan: ArtifactRef, tokenizer: ArtifactRef
+) -> dict[str, Any]:
+    planned = stage.folder(plan)
+    counts: dict[str, Any] = {}
+    for name in split_names(stage):
+        index = index_of(
+            split=name,
+            doc_ids=read_array(planned / f"{name}_doc_id.npy"),
+            pools=read_array(planned / f"{name}_pool.npy"),
+            pool_names=pool_names(stage.recipe),
+            lengths=read_array(planned / f"{name}_length.npy"),
+            cuts=read_array(planned / f"{name}_cuts.npy"),
+            eos_id=tokenizer.counts["eos_id"],
+            token_dtype=tokenizer.counts["token_dtype"],
+            tokenizer_fingerprint=tokenizer.counts["fingerprint"],
+        )
+        write_index(folder / f"{name}_index", index)
+        own = [part for part in parts if part.counts["split"] == name]
+        for part, file in zip(own, index.shard_files, strict=True):
+            link_or_copy(stage.folder(part) / SHARD_NAME, folder / file)
+        counts[name] = {"documents": index.num_documents, "tokens": index.num_tokens, "shards": len(own)}
+    return {
+        "documents": sum(split["documents"] for split in counts.values()),
+        "tokens": sum(split["tokens"] for split in counts.values()),
+        "shards": len(parts),
+        "vocab_size": tokenizer.counts["max_id"] + 1,
+        "splits": counts,
+    }
+
+
+plan_shards_op = planning_op("token_shards", plan_shards)
+build_shards_op = mapped_op("token_shards", build_shards)
+seal_shards_op = sealing_op("token_shards", seal_shards)
+
+
+@dg.graph_asset(
+    **graph_spec(
+        "token_shards",
+        SHARDS_VERSION,
+        {"numpy"},
+        "Token files in llm.c's layout, at most 100M tokens each, ending at document ends, and a document index. "
+        "Promise: a split's shards, one after another, are its documents in order, nothing lost.",
+    )
+)
+def token_shards(document_tokens, split_documents, tokenizer):  # type: ignore[no-untyped-def]
+    inputs = {"document_tokens": document_tokens, "split_documents": split_documents, "tokenizer": tokenizer}
+    return seal_shards_op(parts=plan_shards_op(**inputs).map(build_shards_op).collect(), **inputs)

@@ -1,0 +1,138 @@
+"""signatures: raw rows and reference texts -> MinHash signatures and sorted band keys, by stripe.
+
+Promise: equal shingle sets give equal rows, on any machine, in any grouping. A unit's band keys are sorted by value,
+so any number of buckets by their top bits is a contiguous range of them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import numpy as np
+
+from pipeline_assets.recipe import Recipe
+from pipeline_assets.report import asset_metadata
+from pipeline_assets.source import ROWS_NAME
+from pipeline_assets.stripes import (
+    Sealed,
+    Stage,
+    Task,
+    graph_spec,
+    mapped_op,
+    planning_op,
+    seal_units,
+    sealing_op,
+    tasks_of,
+    units_in,
+)
+from pipeline_assets.transforms.lsh import band_keys
+from pipeline_assets.transforms.minhash import MinHashParams, is_wordless, sign_documents
+from pipeline_assets.transforms.rows import doc_id_matrix
+from pipeline_assets.transforms.words import UNICODE_VERSION
+from resources.artifact_store import ArtifactRef
+from resources.tables import read_table, write_array
+
+SIGNATURES_VERSION = 1
+SIGNATURES, DOC_IDS, KEYS, KEY_ROWS = "signatures.npy", "doc_id.npy", "band_keys.npy", "band_rows.npy"
+REFERENCE_PREFIX = "reference-"
+
+
+def minhash_params(recipe: Recipe) -> MinHashParams:
+    """The recipe's signature parameters; unequal ones refuse to meet."""
+    dedup = recipe.dedup
+    return MinHashParams(
+        num_perm=dedup.num_bands * dedup.rows_per_band,
+        num_bands=dedup.num_bands,
+        rows_per_band=dedup.rows_per_band,
+        ngram=dedup.ngram,
+        seed=dedup.seed,
+    )
+
+
+def plan_signatures(stage: Stage, raw_row_groups: ArtifactRef, reference_sets: ArtifactRef) -> list[Task]:
+    """One step for a group of raw units, and one for all reference sets."""
+    tasks = tasks_of([(unit.unit, unit, ROWS_NAME) for unit in units_in(stage, raw_row_groups)], "units")
+    sets = [
+        (f"{REFERENCE_PREFIX}{reference.name}", reference_sets, f"{reference.name}.parquet")
+        for reference in stage.recipe.references
+    ]
+    return tasks + ([Task(key="references", units=tuple(sets))] if sets else [])
+
+
+def build_signatures(stage: Stage, task: Task) -> list[ArtifactRef]:
+    """Sign every text of the task's units."""
+    return [_sign_unit(stage, name, ref, table) for name, ref, table in task.units]
+
+
+def _sign_unit(stage: Stage, name: str, ref: ArtifactRef, table: str) -> ArtifactRef:
+    folder, manifest = stage.store.open(ref)
+    params = minhash_params(stage.recipe)
+
+    def write(target: Path) -> dict[str, Any]:
+        rows = read_table(folder / table, ["doc_id", "text"])
+        signatures, stats = sign_documents(rows.column("text"), params)
+        signed = np.flatnonzero(~is_wordless(signatures))
+        keys = band_keys(signatures[signed], params)
+        order = np.argsort(keys, axis=None, kind="stable")
+        write_array(signatures, target / SIGNATURES)
+        write_array(doc_id_matrix(rows.column("doc_id")), target / DOC_IDS)
+        write_array(keys.ravel()[order], target / KEYS)
+        write_array(np.repeat(signed, params.num_bands)[order].astype(np.uint32), target / KEY_ROWS)
+        return {
+            "documents": stats.num_documents,
+            "text_bytes": stats.num_bytes,
+            "words": stats.num_words,
+            "shingles": stats.num_shingles,
+            "wordless_documents": stats.num_wordless,
+        }
+
+    return stage.store.materialize(
+        asset="minhash_signatures",
+        unit=name,
+        inputs={"rows": manifest.files[table]["sha256"]},
+        parameters={
+            "num_perm": params.num_perm,
+            "num_bands": params.num_bands,
+            "rows_per_band": params.rows_per_band,
+            "ngram": params.ngram,
+            "seed": params.seed,
+            "scheme": "affine32",
+            "unicode": UNICODE_VERSION,
+        },
+        version=SIGNATURES_VERSION,
+        write=write,
+    )
+
+
+def seal_signatures(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
+    """Seal the signed units as one asset."""
+    corpus = [part for part in parts if not part.unit.startswith(REFERENCE_PREFIX)]
+    names = ("documents", "text_bytes", "words", "shingles", "wordless_documents")
+    counts = {name: sum(part.counts[name] for part in corpus) for name in names}
+    counts["reference_texts"] = sum(part.counts["documents"] for part in parts) - counts["documents"]
+    ref = seal_units(stage, "minhash_signatures", parts, counts, SIGNATURES_VERSION)
+    signature_bytes = 4 * minhash_params(stage.recipe).num_perm
+    metadata = asset_metadata(stage, ref, parts) | {
+        "dagster/row_count": counts["documents"],
+        "bytes_a_signature": signature_bytes,
+    }
+    return Sealed(ref=ref, metadata=metadata)
+
+
+plan_signatures_op = planning_op("minhash_signatures", plan_signatures)
+build_signatures_op = mapped_op("minhash_signatures", build_signatures)
+seal_signatures_op = sealing_op("minhash_signatures", seal_signatures)
+
+
+@dg.graph_asset(
+    **graph_spec(
+        "minhash_signatures",
+        SIGNATURES_VERSION,
+        {"numpy", "numba"},
+        "112 MinHash values a document (datasketch's affine32 scheme) over 5-word shingles, and its 14 band keys. "
+        "Promise: equal shingle sets give equal rows, on any machine, in any grouping.",
+    )
+)
+def minhash_signatures(raw_row_groups, reference_sets):  # type: ignore[no-untyped-def]
+    tasks = plan_signatures_op(raw_row_groups=raw_row_groups, reference_sets=reference_sets)
+    return seal_signatures_op(parts=tasks.map(build_signatures_op).collect())

@@ -1,0 +1,341 @@
+"""source: row groups of Parquet files -> raw rows, by stripe; and the texts that are held out.
+
+Stripe k of n is every n-th row group of every file, starting with the k-th: an unbiased sample of all files. The unit
+of storage is a run of one file's row groups within a stripe, about 64 MB of text, so a changed file costs its own
+units only.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_assets.recipe import HubSource, LocalSource, Reading, Recipe, ReferenceFile, TokenizerSample
+from pipeline_assets.references import Pipeline
+from pipeline_assets.report import asset_metadata, rows_metadata, table_metadata
+from pipeline_assets.schemas import RawRows, References, arrow_schema, validated
+from pipeline_assets.stripes import (
+    Sealed,
+    Stage,
+    Task,
+    asset_spec,
+    graph_spec,
+    mapped_op,
+    materialized,
+    planning_op,
+    run_stage,
+    seal_units,
+    sealing_op,
+    units_in,
+)
+from pipeline_assets.transforms.rows import (
+    OPTIONAL_COLUMNS,
+    RowStats,
+    clean_rows,
+    doc_id_matrix,
+    first_of_each,
+    text_doc_ids,
+)
+from resources.artifact_store import ArtifactRef
+from resources.package_corpus import (
+    POOLS,
+    choose_texts,
+    corpus_inputs,
+    offered_texts,
+    runtime_distributions,
+    write_package_corpus,
+)
+from resources.row_group_source import (
+    TEXT_COLUMN,
+    PoolFolder,
+    SourceFile,
+    list_files,
+    listing_fingerprint,
+    read_reference_table,
+    read_row_groups,
+)
+from resources.tables import write_table
+from training_io.errors import SourceError
+from training_io.hashing import derive_seed, identity_of, keyed_hash
+
+ROWS_VERSION = 1
+CORPUS_VERSION = 1
+REFERENCES_VERSION = 1
+ROWS_NAME = "rows.parquet"
+COLUMNS = (TEXT_COLUMN, *OPTIONAL_COLUMNS)
+
+
+def pool_names(recipe: Recipe) -> list[str]:
+    """The recipe's pools in order of priority."""
+    source = recipe.source
+    if isinstance(source, LocalSource):
+        return [pool.name for pool in source.pools]
+    return [source.pool] if isinstance(source, HubSource) else list(POOLS)
+
+
+def pool_folders(pipeline: Pipeline) -> list[PoolFolder]:
+    """The recipe's pools as local folders, in order of priority; a `packages` source is written first."""
+    source = pipeline.recipe.source
+    if isinstance(source, LocalSource):
+        return [PoolFolder(name=pool.name, folder=Path(pool.path), glob=pool.glob) for pool in source.pools]
+    if isinstance(source, HubSource):
+        if source.local_path is None:
+            raise SourceError(
+                f"source: expected a local copy of {source.repository}/{source.path} at {source.revision[:12]},"
+                " found no source.local_path in the recipe. Fetch the Parquet files and name their folder there."
+            )
+        return [PoolFolder(name=source.pool, folder=Path(source.local_path), glob="**/*.parquet")]
+    limits = {"prose": source.max_prose_bytes, "code": source.max_code_bytes}
+    texts = choose_texts(offered_texts(runtime_distributions()), limits)
+    corpus = pipeline.store.materialize(
+        asset="package_corpus",
+        inputs=corpus_inputs(texts),
+        parameters=limits,
+        version=CORPUS_VERSION,
+        write=lambda folder: write_package_corpus(folder, texts),
+    )
+    folder, _ = pipeline.store.open(corpus)
+    return [PoolFolder(name=pool, folder=folder / pool, glob="*.parquet") for pool in POOLS]
+
+
+def revision_of(pipeline: Pipeline) -> str:
+    """The data version of the source: a fingerprint of names, sizes and footers of every pool's files."""
+    return listing_fingerprint(list_files(pool_folders(pipeline)))
+
+
+def units_of_stripe(files: list[SourceFile], stripe: int, reading: Reading) -> list[tuple[SourceFile, tuple[int, ...]]]:
+    """The stripe's units: runs of one file's selected row groups of about `unit_megabytes` of text, in order."""
+    limit = reading.unit_megabytes * 1_000_000
+    units: list[tuple[SourceFile, tuple[int, ...]]] = []
+    for file in files:
+        run: list[int] = []
+        size = 0
+        for number in range(stripe, len(file.row_groups), reading.stripes):
+            if run and size + file.row_groups[number].text_bytes > limit:
+                units.append((file, tuple(run)))
+                run, size = [], 0
+            run.append(number)
+            size += file.row_groups[number].text_bytes
+        if run:
+            units.append((file, tuple(run)))
+    return units
+
+
+def unit_name(file: SourceFile, row_groups: tuple[int, ...], stripes: int) -> str:
+    """A folder name from the pool, a hash of the file's name and the first row group: never the file's own words."""
+    return f"{file.pool}-{identity_of(file.file)[:12]}-{row_groups[0]:06d}-by-{stripes}"
+
+
+def plan_rows(stage: Stage) -> list[Task]:
+    """List the source's files and cut the selected stripes into units."""
+    reading = stage.recipe.reading
+    files = list_files(pool_folders(stage.pipeline))
+    stage.say(f"raw_row_groups: {len(files):,} files, {sum(len(file.row_groups) for file in files):,} row groups")
+    return [
+        Task(
+            key=f"stripe_{stripe:03d}_of_{reading.stripes:03d}",
+            units=tuple(units_of_stripe(files, stripe, reading)),
+        )
+        for stripe in range(reading.stripes_read)
+    ]
+
+
+def build_rows(stage: Stage, task: Task) -> list[ArtifactRef]:
+    """Read the stripe's row groups into tables of usable rows."""
+    return [_build_unit(stage, file, row_groups) for file, row_groups in task.units]
+
+
+def _build_unit(stage: Stage, file: SourceFile, row_groups: tuple[int, ...]) -> ArtifactRef:
+    return stage.store.materialize(
+        asset="raw_row_groups",
+        unit=unit_name(file, row_groups, stage.recipe.reading.stripes),
+        inputs={"pool": file.pool, "row_groups": list(row_groups), **file.provenance},
+        parameters={"columns": list(COLUMNS)},
+        version=ROWS_VERSION,
+        write=lambda folder: _write_unit(folder, file, row_groups),
+    )
+
+
+def _write_unit(folder: Path, file: SourceFile, row_groups: tuple[int, ...]) -> dict[str, Any]:
+    parts = [
+        clean_rows(table, pool=file.pool, file=file.file, row_group=row_group)
+        for row_group, table in read_row_groups(file, row_groups, COLUMNS)
+    ]
+    table = pa.concat_tables([arrow_schema(RawRows).empty_table(), *(part for part, _ in parts)])
+    write_table(validated(RawRows, table), folder / ROWS_NAME)
+    stats = {name: sum(getattr(part, name) for _, part in parts) for name in RowStats.__dataclass_fields__}
+    missing = [name for name in OPTIONAL_COLUMNS if name not in file.columns]
+    return {
+        "documents": stats["rows_used"],
+        **stats,
+        "pool": file.pool,
+        "file": file.file,
+        "rows_in_footer": sum(file.row_groups[number].num_rows for number in row_groups),
+        "missing_columns": missing,
+    }
+
+
+def seal_rows(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
+    """Seal the units as one asset and count what was read, used and left out."""
+    totals = {name: sum(part.counts[name] for part in parts) for name in RowStats.__dataclass_fields__}
+    if not totals["rows_used"]:
+        raise SourceError(
+            f"raw_row_groups: expected at least one usable document, found none in {totals['rows_read']:,} rows"
+            f" ({totals['null_text']:,} null, {totals['empty_text']:,} empty, {totals['invalid_utf8']:,} not UTF-8)."
+            " Check the source's text column and the recipe's reading section."
+        )
+    ref = seal_units(stage, "raw_row_groups", parts, {"documents": totals["rows_used"], **totals}, ROWS_VERSION)
+    drift = [
+        {"pool": part.counts["pool"], "file": part.counts["file"], "columns absent": ", ".join(missing)}
+        for part in parts
+        if (missing := part.counts["missing_columns"])
+    ]
+    sample = stage.table(parts[0], ROWS_NAME)
+    metadata = {
+        **asset_metadata(stage, ref, parts),
+        **table_metadata(RawRows, totals["rows_used"], sample),
+        "source_revision": revision_of(stage.pipeline),
+        "schema_drift": rows_metadata(drift),
+    }
+    return Sealed(ref=ref, metadata=metadata)
+
+
+def build_references(stage: Stage, raw_row_groups: ArtifactRef) -> Sealed:
+    """Draw or read every reference set of the recipe; an empty or missing one is an error."""
+    references = stage.recipe.references
+    units = units_in(stage, raw_row_groups)
+    tables = {reference.name: _reference_table(stage, reference, units) for reference in references}
+
+    def write(folder: Path) -> dict[str, Any]:
+        for name, table in tables.items():
+            write_table(validated(References, table), folder / f"{name}.parquet")
+        texts = sum(table.num_rows for table in tables.values())
+        return {"documents": texts, "sets": {name: table.num_rows for name, table in tables.items()}}
+
+    ref = stage.store.materialize(
+        asset="reference_sets",
+        inputs={"texts": [[name, _content_of(table)] for name, table in tables.items()]},
+        parameters={"references": [reference.model_dump(mode="json", exclude={"path"}) for reference in references]},
+        version=REFERENCES_VERSION,
+        write=write,
+    )
+    sample = next(iter(tables.values()), arrow_schema(References).empty_table())
+    metadata = {
+        **asset_metadata(stage, ref),
+        **table_metadata(References, ref.counts["documents"], sample),
+        "sets": rows_metadata([{"set": name, "texts": count} for name, count in ref.counts["sets"].items()]),
+    }
+    return Sealed(ref=ref, metadata=metadata)
+
+
+def _content_of(table: pa.Table) -> str:
+    return hashlib.sha256(doc_id_matrix(table.column("doc_id"))).hexdigest()
+
+
+def _reference_table(stage: Stage, reference: TokenizerSample | ReferenceFile, units: list[ArtifactRef]) -> pa.Table:
+    table = (
+        _drawn_sample(stage, reference, units) if isinstance(reference, TokenizerSample) else _given_texts(reference)
+    )
+    if not table.num_rows:
+        raise SourceError(
+            f"reference set {reference.name}: expected at least one text, found none."
+            " A missing reference set would bar nothing from validation; mend references in the recipe."
+        )
+    return table
+
+
+def _drawn_sample(stage: Stage, reference: TokenizerSample, units: list[ArtifactRef]) -> pa.Table:
+    """Distinct texts: by pool, those of the smallest keyed hash; by dump, the first in source order."""
+    columns = ["doc_id", "pool", "dump"]
+    rows = pa.concat_tables([stage.table(unit, ROWS_NAME, columns) for unit in units])
+    doc_ids = doc_id_matrix(rows.column("doc_id"))
+    if reference.documents_per_pool is not None:
+        order = np.argsort(keyed_hash(doc_ids, derive_seed(stage.recipe.seed, reference.name)), kind="stable")
+        chosen = first_of_each(order, doc_ids, rows.column("pool").to_pylist(), reference.documents_per_pool)
+    else:
+        assert reference.documents_per_dump is not None
+        order = np.arange(len(doc_ids))
+        chosen = first_of_each(order, doc_ids, rows.column("dump").to_pylist(), reference.documents_per_dump)
+    wanted = {doc_ids[row].tobytes() for row in chosen}
+    found: dict[bytes, str] = {}
+    for unit in units:
+        table = stage.table(unit, ROWS_NAME, ["doc_id", "text"])
+        mask = pc.is_in(table.column("doc_id"), pa.array(sorted(wanted), pa.binary()))
+        hits = table.filter(mask)
+        found.update(zip(hits.column("doc_id").to_pylist(), hits.column("text").to_pylist(), strict=True))
+    doc_id_order = sorted(found)
+    return pa.table(
+        {
+            "doc_id": pa.array(doc_id_order, pa.binary()),
+            "text": pa.array([found[doc_id] for doc_id in doc_id_order], pa.large_string()),
+        }
+    )
+
+
+def _given_texts(reference: ReferenceFile) -> pa.Table:
+    path = Path(reference.path)
+    if not path.is_file():
+        raise SourceError(
+            f"reference set {reference.name}: expected a Parquet or text file at {path}, found none."
+            " Put the file there or mend references in the recipe."
+        )
+    if path.suffix == ".parquet":
+        table = read_reference_table(path)
+        texts = [text for text in table.column(TEXT_COLUMN).to_pylist() if text]
+    else:
+        texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    distinct = pa.array(sorted(set(texts)), pa.large_string())
+    return pa.table({"doc_id": text_doc_ids(distinct), "text": distinct}).sort_by("doc_id")
+
+
+DATASET_REVISION = (
+    "Fingerprint of the source: names, sizes and Parquet footers of every file of every pool. "
+    "The sensor and the schedule start a run when it changes."
+)
+
+
+@dg.observable_source_asset(
+    name="dataset_revision",
+    group_name="corpusmill",
+    description=DATASET_REVISION,
+    required_resource_keys={"pipeline"},
+)
+def dataset_revision(context: dg.OpExecutionContext) -> dg.DataVersion:
+    return dg.DataVersion(run_stage(context, lambda stage: revision_of(stage.pipeline)))
+
+
+plan_rows_op = planning_op("raw_row_groups", plan_rows, after=["dataset_revision"])
+build_rows_op = mapped_op("raw_row_groups", build_rows)
+seal_rows_op = sealing_op("raw_row_groups", seal_rows)
+
+
+@dg.graph_asset(
+    **graph_spec(
+        "raw_row_groups",
+        ROWS_VERSION,
+        {"parquet"},
+        "Usable rows of the selected row groups, text unaltered, each with its doc_id and source coordinate. "
+        "Promise: the same upstream bytes give the same table, and every row read is used or counted with a reason.",
+        after=["dataset_revision"],
+    )
+)
+def raw_row_groups(dataset_revision):  # type: ignore[no-untyped-def]
+    tasks = plan_rows_op(dataset_revision=dataset_revision)
+    return seal_rows_op(parts=tasks.map(build_rows_op).collect())
+
+
+@dg.asset(
+    **asset_spec(
+        "reference_sets",
+        REFERENCES_VERSION,
+        {"parquet"},
+        "Named texts that must stay out of validation, or out altogether; the tokenizer's sample is one of them. "
+        "Promise: a missing or empty set is an error.",
+    )
+)
+def reference_sets(context: dg.AssetExecutionContext, raw_row_groups: ArtifactRef) -> dg.MaterializeResult[ArtifactRef]:
+    return materialized(context, build_references, raw_row_groups=raw_row_groups)

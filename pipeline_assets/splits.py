@@ -1,0 +1,231 @@
+"""splits: kept documents -> train / validation / test tables, each document with its reason, by stripe.
+
+One planning step sees every document's length, order and cluster and decides; each unit then writes its own rows and
+depends on its own slice of the plan only. Promise: no document, cluster or reference text is in two splits, and what
+is unused is counted with a reason.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline_assets.clusters import slice_name
+from pipeline_assets.recipe import FractionSplit, Splits
+from pipeline_assets.report import asset_metadata, rows_metadata, table_metadata
+from pipeline_assets.schemas import SplitDocuments, arrow_schema, validated
+from pipeline_assets.source import ROWS_NAME
+from pipeline_assets.stripes import (
+    Sealed,
+    Stage,
+    Task,
+    graph_spec,
+    mapped_op,
+    planning_op,
+    seal_units,
+    sealing_op,
+    tasks_of,
+    units_in,
+)
+from pipeline_assets.tokens import DOC_IDS, LENGTHS, ROWS, ordered_documents
+from pipeline_assets.transforms.rows import doc_id_array, doc_id_matrix
+from pipeline_assets.transforms.split import (
+    REASONS,
+    SPLITS,
+    UNUSED,
+    BudgetPolicy,
+    FractionPolicy,
+    SplitInputs,
+    plan_splits,
+)
+from resources.artifact_store import ArtifactRef
+from resources.tables import write_array, write_table
+from training_io.errors import RecipeError
+
+SPLITS_VERSION = 1
+PLAN_UNIT = "plan"
+TABLE_NAME = "documents.parquet"
+
+
+def policy_of(splits: Splits) -> FractionPolicy | BudgetPolicy:
+    """The recipe's assignment as the transform's policy."""
+    assignment = splits.assignment
+    if isinstance(assignment, FractionSplit):
+        return FractionPolicy(
+            seed=assignment.seed,
+            validation_fraction=assignment.validation_fraction,
+            test_fraction=assignment.test_fraction,
+        )
+    return BudgetPolicy(validation_tokens=assignment.validation_tokens, test_tokens=assignment.test_tokens)
+
+
+def plan_name(unit: str) -> str:
+    """File of the split plan's slice for one unit: uint8[n, 2] of split and reason codes."""
+    return f"{unit}.npy"
+
+
+def plan_split_documents(
+    stage: Stage, raw_row_groups: ArtifactRef, lsh_clusters: ArtifactRef, document_tokens: ArtifactRef
+) -> list[Task]:
+    """Decide every document's split in one step, then hand each unit its slice."""
+    plan = stage.store.materialize(
+        asset="split_documents",
+        unit=PLAN_UNIT,
+        inputs={"tokens": document_tokens.digest, "clusters": lsh_clusters.digest, "rows": raw_row_groups.digest},
+        parameters={
+            "splits": stage.recipe.splits.model_dump(mode="json"),
+            "mode": stage.recipe.dedup.mode,
+            "seed": stage.recipe.seed,
+        },
+        version=SPLITS_VERSION,
+        write=lambda folder: _write_plan(stage, folder, raw_row_groups, lsh_clusters, document_tokens),
+    )
+    stage.say(f"split_documents: {plan.counts['num_documents']} documents, unused {plan.counts['num_unused']}")
+    pairs = zip(units_in(stage, raw_row_groups), units_in(stage, document_tokens), strict=True)
+    return tasks_of([(plan, rows, tokens, lsh_clusters) for rows, tokens in pairs], "units")
+
+
+def _write_plan(
+    stage: Stage,
+    folder: Path,
+    raw_row_groups: ArtifactRef,
+    lsh_clusters: ArtifactRef,
+    document_tokens: ArtifactRef,
+) -> dict[str, Any]:
+    raw_units, units = units_in(stage, raw_row_groups), units_in(stage, document_tokens)
+    documents = [_documents_of(stage, raw, tokens, lsh_clusters) for raw, tokens in zip(raw_units, units, strict=True)]
+    doc_ids, cluster_ids, lengths, barred, rows = (np.concatenate(columns) for columns in zip(*documents, strict=True))
+    splits = stage.recipe.splits
+    firsts = np.cumsum([0, *(len(part[4]) for part in documents)])
+    unit_of, row_of = ordered_documents(stage, units)
+    order = firsts[unit_of] + row_of
+    in_order = SplitInputs(
+        assignment_ids=(cluster_ids if stage.recipe.dedup.mode == "off" else doc_ids)[order],
+        num_tokens=lengths[order],
+        barred=barred[order],
+    )
+    plan, stats = plan_splits(in_order, policy_of(splits), min_tokens=splits.min_tokens, budgets=dict(splits.budgets))
+    codes = np.empty((len(rows), 2), np.uint8)
+    codes[order] = np.column_stack([plan.split, plan.reason])
+    for unit, first, end in zip(units, firsts[:-1], firsts[1:], strict=True):
+        write_array(codes[first:end], folder / plan_name(unit.unit))
+    if not stats.num_documents["train"]:
+        raise RecipeError(
+            f"split_documents: expected at least one training document, found none of {len(rows):,} kept documents"
+            f" ({stats.num_unused['below_min_tokens']:,} have fewer than {splits.min_tokens:,} tokens)."
+            " Lower splits.min_tokens or the validation share, or read more."
+        )
+    return {
+        "documents": len(rows),
+        "num_documents": dict(stats.num_documents),
+        "num_tokens": dict(stats.num_tokens),
+        "num_unused": dict(stats.num_unused),
+        "num_unused_tokens": dict(stats.num_unused_tokens),
+        "num_barred": stats.num_barred,
+        "budgets_filled": dict(stats.filled),
+    }
+
+
+def _documents_of(
+    stage: Stage, raw: ArtifactRef, tokens: ArtifactRef, lsh_clusters: ArtifactRef
+) -> tuple[npt.NDArray[Any], ...]:
+    """doc_ids, cluster ids, lengths, barred, and rows in the raw unit, of one unit's kept documents in its order."""
+    rows = stage.array(tokens, ROWS)
+    slices = stage.table(lsh_clusters, slice_name(raw.unit), ["cluster_id", "barred"]).take(pa.array(rows))
+    return (
+        stage.array(tokens, DOC_IDS),
+        doc_id_matrix(slices.column("cluster_id")),
+        stage.array(tokens, LENGTHS),
+        np.asarray(slices.column("barred"), dtype=np.bool_),
+        rows,
+    )
+
+
+def build_split_documents(stage: Stage, task: Task) -> list[ArtifactRef]:
+    """Write the split tables of the task's units."""
+    return [_split_unit(stage, *unit) for unit in task.units]
+
+
+def _split_unit(
+    stage: Stage, plan: ArtifactRef, raw: ArtifactRef, tokens: ArtifactRef, lsh_clusters: ArtifactRef
+) -> ArtifactRef:
+    plan_manifest = stage.store.open(plan)[1]
+    clusters_manifest = stage.store.open(lsh_clusters)[1]
+
+    def write(folder: Path) -> dict[str, Any]:
+        codes = stage.array(plan, plan_name(raw.unit))
+        doc_ids, cluster_ids, lengths, _, rows = _documents_of(stage, raw, tokens, lsh_clusters)
+        source = stage.table(raw, ROWS_NAME, ["text", "pool"]).take(pa.array(rows))
+        names = np.array([*SPLITS, *["unused"] * (UNUSED + 1 - len(SPLITS))])
+        table = pa.table(
+            {
+                "doc_id": doc_id_array(doc_ids),
+                "text": source.column("text"),
+                "num_tokens": pa.array(lengths),
+                "cluster_id": doc_id_array(cluster_ids),
+                "pool": source.column("pool"),
+                "split": pa.array(names[codes[:, 0]].tolist(), pa.string()),
+                "reason": pa.array(np.array(REASONS)[codes[:, 1]].tolist(), pa.string()),
+            },
+            schema=arrow_schema(SplitDocuments),
+        )
+        write_table(validated(SplitDocuments, table), folder / TABLE_NAME)
+        return {
+            "documents": len(rows),
+            "tokens": int(lengths.sum()),
+            "text_bytes": tokens.counts["text_bytes"],
+            **{f"{name}_documents": int((codes[:, 0] == code).sum()) for code, name in enumerate(SPLITS)},
+            **{f"{name}_tokens": int(lengths[codes[:, 0] == code].sum()) for code, name in enumerate(SPLITS)},
+            "unused_documents": int((codes[:, 0] == UNUSED).sum()),
+        }
+
+    return stage.store.materialize(
+        asset="split_documents",
+        unit=raw.unit,
+        inputs={
+            "rows": raw.digest,
+            "tokens": tokens.digest,
+            "clusters": clusters_manifest.files[slice_name(raw.unit)]["sha256"],
+            "plan": plan_manifest.files[plan_name(raw.unit)]["sha256"],
+        },
+        parameters={},
+        version=SPLITS_VERSION,
+        write=write,
+    )
+
+
+def seal_split_documents(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
+    """Seal the split tables as one asset and count each split."""
+    names = list(parts[0].counts)
+    counts = {name: sum(part.counts[name] for part in parts) for name in names}
+    ref = seal_units(stage, "split_documents", parts, counts, SPLITS_VERSION)
+    by_split = [
+        {"split": name, "documents": counts[f"{name}_documents"], "tokens": counts[f"{name}_tokens"]} for name in SPLITS
+    ]
+    metadata = asset_metadata(stage, ref, parts) | {
+        **table_metadata(SplitDocuments, counts["documents"], stage.table(parts[0], TABLE_NAME)),
+        "splits": rows_metadata(by_split),
+    }
+    return Sealed(ref=ref, metadata=metadata)
+
+
+plan_op = planning_op("split_documents", plan_split_documents)
+build_op = mapped_op("split_documents", build_split_documents)
+seal_op = sealing_op("split_documents", seal_split_documents)
+
+
+@dg.graph_asset(
+    **graph_spec(
+        "split_documents",
+        SPLITS_VERSION,
+        {"parquet"},
+        "The deduplicated split tables: each kept document with its text, tokens, cluster, pool, split and reason. "
+        "Promise: no document, cluster or reference text in two splits.",
+    )
+)
+def split_documents(raw_row_groups, lsh_clusters, document_tokens):  # type: ignore[no-untyped-def]
+    tasks = plan_op(raw_row_groups=raw_row_groups, lsh_clusters=lsh_clusters, document_tokens=document_tokens)
+    return seal_op(parts=tasks.map(build_op).collect())

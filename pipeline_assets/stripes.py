@@ -1,0 +1,249 @@
+"""How a stage fans out: a planning step, mapped steps, a sealing step.
+
+    plan(stage, **upstream) -> tasks ;  build(stage, task) -> references ;  seal(stage, parts, **upstream) -> Sealed
+
+A stage writes these three as plain functions of references and wires them in a `graph_asset`; the factories here make
+them ops. A mapped step holds several units, so a fan-out has at most 128 steps however many units there are.
+"""
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dagster as dg
+import numpy as np
+import pyarrow as pa
+
+from pipeline_assets.recipe import MAX_STEPS_PER_FAN_OUT, UPSTREAM, Recipe
+from pipeline_assets.references import Pipeline, PipelineResource
+from resources.artifact_store import ArtifactRef, ArtifactStore, unit_inputs
+from resources.tables import read_array, read_json, read_table, write_json
+from training_io.errors import CorpusmillError
+from training_io.manifest import Manifest
+
+GROUP = "corpusmill"
+OWNERS = ("team:data",)
+UNITS_NAME = "units.json"
+POOL = "corpusmill"
+"""The concurrency pool of all mapped steps, over all runs of an instance."""
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What a stage function is given: the pipeline and a way to say what it does."""
+
+    pipeline: Pipeline
+    say: Callable[[str], None]
+    is_judging: bool = False  # checks may read what they themselves hold back
+
+    @property
+    def store(self) -> ArtifactStore:
+        """Where artifacts live."""
+        return self.pipeline.store
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is built."""
+        return self.pipeline.recipe
+
+    def open(self, ref: ArtifactRef) -> tuple[Path, Manifest]:
+        """Folder and manifest of an artifact; FormatError for an unsealed one, and a quarantined one outside checks."""
+        return self.store.open(ref, allow_quarantined=self.is_judging)
+
+    def folder(self, ref: ArtifactRef) -> Path:
+        """Folder of an artifact, as `open` gives it."""
+        return self.open(ref)[0]
+
+    def table(self, ref: ArtifactRef, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """A table of an artifact, or some of its columns."""
+        return read_table(self.folder(ref) / name, columns)
+
+    def array(self, ref: ArtifactRef, name: str) -> np.ndarray[Any, Any]:
+        """An array of an artifact, memory-mapped when large."""
+        return read_array(self.folder(ref) / name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The work of one mapped step: a name for the UI and what its units need."""
+
+    key: str  # letters, digits and underscores
+    units: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sealed:
+    """A finished asset: its reference, and metadata for its page."""
+
+    ref: ArtifactRef
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def tasks_of(items: Sequence[Item], name: str) -> list[Task]:
+    """Items in at most 128 tasks of neighbouring items, in order."""
+    per_task = max(1, -(-len(items) // MAX_STEPS_PER_FAN_OUT))
+    groups = [tuple(items[start : start + per_task]) for start in range(0, len(items), per_task)]
+    return [Task(key=f"{name}_{number:03d}_of_{len(groups):03d}", units=group) for number, group in enumerate(groups)]
+
+
+def seal_units(
+    stage: Stage, asset: str, parts: list[ArtifactRef], counts: dict[str, Any], version: int, **inputs: Any
+) -> ArtifactRef:
+    """The asset-level artifact: its units in order, their digests as its content, their sums as its counts."""
+
+    def write(folder: Path) -> dict[str, Any]:
+        listed = [{"unit": part.unit, "digest": part.digest, "counts": dict(part.counts)} for part in parts]
+        write_json(listed, folder / UNITS_NAME)
+        return counts
+
+    return stage.store.materialize(
+        asset=asset,
+        inputs={"units": unit_inputs(parts), **inputs},
+        parameters={},
+        version=version,
+        write=write,
+    )
+
+
+def units_in(stage: Stage, ref: ArtifactRef) -> list[ArtifactRef]:
+    """References of a sealed asset's units, in order."""
+    folder, manifest = stage.open(ref)
+    listed = read_json(folder / UNITS_NAME)
+    return [
+        ArtifactRef(
+            asset=ref.asset,
+            unit=entry["unit"],
+            identity=unit["identity"],
+            digest=entry["digest"],
+            counts=entry["counts"],
+            outcome="reused",
+            seconds=0.0,
+        )
+        for entry, unit in zip(listed, manifest.inputs["units"], strict=True)
+    ]
+
+
+def run_stage(context: Any, work: Callable[..., Any], *arguments: Any, **upstream: Any) -> Any:
+    """Call a stage function; a user's error becomes a failure that is shown as its message and not retried."""
+    pipeline: PipelineResource = context.resources.pipeline
+    try:
+        return work(Stage(pipeline=pipeline.open(), say=context.log.info), *arguments, **upstream)
+    except CorpusmillError as error:
+        raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+
+
+def planning_op(asset: str, plan: Callable[..., list[Task]], after: Sequence[str] = ()) -> dg.OpDefinition:
+    """The op that plans an asset's mapped steps; `after` names assets that it follows without reading them."""
+
+    @dg.op(
+        name=f"{asset}_plan",
+        description=inspect.getdoc(plan),
+        ins=_inputs(plan, skip=1) | {name: dg.In(dg.Nothing) for name in after},
+        out=dg.DynamicOut(),
+        required_resource_keys={"pipeline"},
+    )
+    def plan_steps(context: dg.OpExecutionContext, **upstream: ArtifactRef) -> Iterator[dg.DynamicOutput[Task]]:
+        for task in run_stage(context, plan, **upstream):
+            yield dg.DynamicOutput(task, mapping_key=task.key)
+
+    return plan_steps
+
+
+def mapped_op(asset: str, build: Callable[[Stage, Task], list[ArtifactRef]]) -> dg.OpDefinition:
+    """The op that builds the units of one task. A step that dies is tried once more; a user's error is not."""
+
+    @dg.op(
+        name=f"{asset}_build",
+        description=inspect.getdoc(build),
+        required_resource_keys={"pipeline"},
+        retry_policy=dg.RetryPolicy(max_retries=1),
+        pool=POOL,
+    )
+    def build_units(context: dg.OpExecutionContext, task: Task) -> list[ArtifactRef]:
+        started = time.monotonic()
+        refs: list[ArtifactRef] = run_stage(context, build, task)
+        seconds = time.monotonic() - started
+        for warning in (warning for ref in refs for warning in ref.warnings):
+            context.log.warning(f"rebuilt: {warning}")
+        context.log.info(f"{asset} {task.key}: {_progress(refs, seconds)}")
+        return refs
+
+    return build_units
+
+
+def _progress(refs: Sequence[ArtifactRef], seconds: float) -> str:
+    outcomes = ", ".join(
+        f"{count} {outcome}"
+        for outcome in ("built", "reused", "rebuilt")
+        if (count := sum(ref.outcome == outcome for ref in refs))
+    )
+    documents = sum(ref.counts.get("documents", 0) for ref in refs)
+    megabytes = sum(ref.counts.get("text_bytes", 0) for ref in refs) / 1e6
+    rate = f", {megabytes / seconds:,.1f} MB/s" if megabytes and seconds > 0 else ""
+    return f"{len(refs)} units ({outcomes}), {documents:,} documents in {seconds:.1f} s{rate}"
+
+
+def sealing_op(asset: str, seal: Callable[..., Sealed]) -> dg.OpDefinition:
+    """The op that seals an asset from the parts that its mapped steps built."""
+
+    @dg.op(
+        name=f"{asset}_seal",
+        description=inspect.getdoc(seal),
+        ins=_inputs(seal, skip=1),
+        out=dg.Out(io_manager_key="references"),
+        required_resource_keys={"pipeline"},
+    )
+    def seal_parts(context: dg.OpExecutionContext, **inputs: Any) -> ArtifactRef:
+        parts = [ref for refs in inputs.pop("parts") for ref in refs]
+        sealed: Sealed = run_stage(context, seal, parts, **inputs)
+        context.add_output_metadata(dict(sealed.metadata))
+        context.set_data_version(dg.AssetKey(asset), dg.DataVersion(sealed.ref.identity))
+        return sealed.ref
+
+    return seal_parts
+
+
+def _inputs(work: Callable[..., Any], skip: int) -> dict[str, dg.In]:
+    return {name: dg.In() for name in list(inspect.signature(work).parameters)[skip:]}
+
+
+def graph_spec(
+    asset: str, version: int, kinds: set[str], description: str, after: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Arguments of `dg.graph_asset` that all fanned-out assets share; `after` as in `planning_op`."""
+    return {
+        "name": asset,
+        "ins": {upstream: dg.AssetIn(upstream) for upstream in UPSTREAM[asset]}
+        | {upstream: dg.AssetIn(upstream, dagster_type=dg.Nothing) for upstream in after},
+        "group_name": GROUP,
+        "owners": list(OWNERS),
+        "kinds": kinds,
+        "description": description,
+        "code_version": str(version),
+    }
+
+
+def asset_spec(asset: str, version: int, kinds: set[str], description: str) -> dict[str, Any]:
+    """Arguments of `dg.asset` that all other assets share."""
+    return {
+        **graph_spec(asset, version, kinds, description),
+        "io_manager_key": "references",
+        "required_resource_keys": {"pipeline"},
+    }
+
+
+def materialized(
+    context: dg.AssetExecutionContext, work: Callable[..., Sealed], **upstream: Any
+) -> dg.MaterializeResult[ArtifactRef]:
+    """An asset's output from one stage function: reference, metadata, data version = identity."""
+    sealed: Sealed = run_stage(context, work, **upstream)
+    for warning in sealed.ref.warnings:
+        context.log.warning(f"rebuilt: {warning}")
+    return dg.MaterializeResult(
+        value=sealed.ref, metadata=dict(sealed.metadata), data_version=dg.DataVersion(sealed.ref.identity)
+    )

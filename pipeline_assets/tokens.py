@@ -1,0 +1,234 @@
+"""tokens: kept documents -> token ids and one end-of-document id each, by stripe.
+
+The tokenizer is given as a file or trained on a reference set; its canonical fingerprint goes wherever ids go. A
+unit's documents are stored in the final order, so that shards are a merge of sorted runs. Promise: decoding gives the
+text back, and the end-of-document id is there exactly once, at each document's real end.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_assets.clusters import document_coordinates, slice_name
+from pipeline_assets.recipe import TrainedTokenizer
+from pipeline_assets.report import asset_metadata
+from pipeline_assets.source import ROWS_NAME
+from pipeline_assets.stripes import (
+    Sealed,
+    Stage,
+    Task,
+    asset_spec,
+    graph_spec,
+    mapped_op,
+    materialized,
+    planning_op,
+    seal_units,
+    sealing_op,
+    tasks_of,
+    units_in,
+)
+from pipeline_assets.transforms.encode import encode_documents
+from pipeline_assets.transforms.rows import doc_id_matrix
+from pipeline_assets.transforms.shuffle import order_documents
+from resources.artifact_store import ArtifactRef
+from resources.tables import read_table, write_array
+from resources.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from training_io.errors import RecipeError, SourceError, StateMismatch
+from training_io.hashing import sha256_file
+
+TOKENIZER_VERSION = 1
+TOKENS_VERSION = 1
+TOKENIZER_NAME = "tokenizer.json"
+TOKENS, LENGTHS, DOC_IDS, ROWS = "tokens.npy", "length.npy", "doc_id.npy", "row.npy"
+COORDINATES = "coordinate.npy"
+
+
+def build_tokenizer(stage: Stage, reference_sets: ArtifactRef) -> Sealed:
+    """Train the recipe's tokenizer on its sample, or take the given file; either must hold the named EOS."""
+    recipe = stage.recipe.tokenizer
+    if isinstance(recipe, TrainedTokenizer):
+        sample = f"{recipe.sample}.parquet"
+        folder, manifest = stage.store.open(reference_sets)
+        inputs = {"sample": manifest.files[sample]["sha256"]}
+        write = _train(folder / sample, recipe)
+    else:
+        path = _tokenizer_path(recipe.path, recipe.repository)
+        tokenizer = load_tokenizer(path, recipe.eos)
+        if recipe.fingerprint is not None and tokenizer.fingerprint != recipe.fingerprint:
+            raise StateMismatch(
+                f"{path}: expected the tokenizer with fingerprint {recipe.fingerprint[:12]}, found"
+                f" {tokenizer.fingerprint[:12]}. Name the right file or mend tokenizer.fingerprint in the recipe."
+            )
+        inputs = {"file": sha256_file(path)}
+        write = _take(tokenizer)
+    parameters = recipe.model_dump(mode="json", exclude={"path", "fingerprint"})
+    ref = stage.store.materialize(
+        asset="tokenizer", inputs=inputs, parameters=parameters, version=TOKENIZER_VERSION, write=write
+    )
+    return Sealed(ref=ref, metadata=asset_metadata(stage, ref) | {"fingerprint": ref.counts["fingerprint"]})
+
+
+def _train(sample: Path, recipe: TrainedTokenizer) -> Any:
+    def write(folder: Path) -> dict[str, Any]:
+        texts = read_table(sample, ["text"]).column("text").to_pylist()
+        (folder / TOKENIZER_NAME).write_bytes(train_tokenizer(texts, recipe.vocab_size, recipe.eos))
+        return _tokenizer_counts(load_tokenizer(folder / TOKENIZER_NAME, recipe.eos))
+
+    return write
+
+
+def _take(tokenizer: Tokenizer) -> Any:
+    def write(folder: Path) -> dict[str, Any]:
+        (folder / TOKENIZER_NAME).write_text(tokenizer.library.to_str(pretty=False), encoding="utf-8")
+        return _tokenizer_counts(tokenizer)
+
+    return write
+
+
+def _tokenizer_path(path: str | None, repository: str | None) -> Path:
+    if path is None:
+        raise SourceError(
+            f"tokenizer: expected a local copy of {repository}'s tokenizer.json, found no tokenizer.path in the recipe."
+            " Fetch the file and name it there."
+        )
+    if not Path(path).is_file():
+        raise SourceError(f"tokenizer: expected a file at {path}, found none. Mend tokenizer.path in the recipe.")
+    return Path(path)
+
+
+def _tokenizer_counts(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "vocab_size": tokenizer.vocab_size,
+        "max_id": tokenizer.max_id,
+        "eos_id": tokenizer.eos_id,
+        "eos": tokenizer.eos,
+        "token_dtype": np.dtype(tokenizer.token_dtype).name,
+        "fingerprint": tokenizer.fingerprint,
+    }
+
+
+def open_tokenizer(stage: Stage, tokenizer: ArtifactRef) -> Tokenizer:
+    """The materialized tokenizer, ready to encode."""
+    return load_tokenizer(stage.folder(tokenizer) / TOKENIZER_NAME, stage.recipe.tokenizer.eos)
+
+
+def plan_tokens(
+    stage: Stage, raw_row_groups: ArtifactRef, lsh_clusters: ArtifactRef, tokenizer: ArtifactRef
+) -> list[Task]:
+    """Each raw unit with its slice of the clusters."""
+    return tasks_of([(unit, lsh_clusters, tokenizer) for unit in units_in(stage, raw_row_groups)], "units")
+
+
+def build_tokens(stage: Stage, task: Task) -> list[ArtifactRef]:
+    """Encode the kept documents of the task's units."""
+    encoder = open_tokenizer(stage, task.units[0][2])
+    return [_encode_unit(stage, encoder, unit, clusters) for unit, clusters, _ in task.units]
+
+
+def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: ArtifactRef) -> ArtifactRef:
+    clusters_folder, manifest = stage.store.open(clusters)
+    order, seed = stage.recipe.splits.order, stage.recipe.seed
+
+    def write(folder: Path) -> dict[str, Any]:
+        kept = read_table(clusters_folder / slice_name(unit.unit), ["kept"]).column("kept")
+        rows = np.flatnonzero(np.asarray(kept))
+        table = stage.table(unit, ROWS_NAME, ["doc_id", "text"]).take(pa.array(rows))
+        doc_ids = doc_id_matrix(table.column("doc_id"))
+        coordinates = document_coordinates(stage, [unit])[rows]
+        ranked = order_documents(doc_ids, coordinates, order, seed)
+        texts = table.column("text").take(pa.array(ranked)).combine_chunks()
+        ids, offsets = encode_documents(encoder, texts)
+        write_array(ids, folder / TOKENS)
+        write_array(np.diff(offsets), folder / LENGTHS)
+        write_array(doc_ids[ranked], folder / DOC_IDS)
+        write_array(rows[ranked].astype(np.int64), folder / ROWS)
+        write_array(coordinates[ranked], folder / COORDINATES)
+        return {
+            "pool": unit.counts["pool"],
+            "file": unit.counts["file"],
+            "documents": len(rows),
+            "tokens": len(ids),
+            "text_bytes": int(pc.sum(pc.binary_length(texts), min_count=0).as_py()),
+        }
+
+    return stage.store.materialize(
+        asset="document_tokens",
+        unit=unit.unit,
+        inputs={
+            "rows": unit.digest,
+            "clusters": manifest.files[slice_name(unit.unit)]["sha256"],
+            "tokenizer": encoder.fingerprint,
+        },
+        parameters={"order": order, "seed": seed, "eos": encoder.eos},
+        version=TOKENS_VERSION,
+        write=write,
+    )
+
+
+def seal_tokens(stage: Stage, parts: list[ArtifactRef], tokenizer: ArtifactRef) -> Sealed:
+    """Seal the token units as one asset."""
+    counts = {name: sum(part.counts[name] for part in parts) for name in ("documents", "tokens", "text_bytes")}
+    if not counts["documents"]:
+        raise RecipeError(
+            "document_tokens: expected at least one kept document, found none."
+            " A reference set with action exclude removed all of them; mend references in the recipe."
+        )
+    ref = seal_units(stage, "document_tokens", parts, counts, TOKENS_VERSION, tokenizer=tokenizer.digest)
+    metadata = asset_metadata(stage, ref, parts) | {
+        "dagster/row_count": counts["documents"],
+        "bytes_a_token": counts["text_bytes"] / counts["tokens"],
+        "tokens_a_document": counts["tokens"] / counts["documents"],
+    }
+    return Sealed(ref=ref, metadata=metadata)
+
+
+def ordered_documents(stage: Stage, units: list[ArtifactRef]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """All documents of token units in their final order: unit number and row in that unit, two int64[n]."""
+    doc_ids = np.concatenate([stage.array(unit, DOC_IDS) for unit in units])
+    coordinates = np.concatenate([stage.array(unit, COORDINATES) for unit in units])
+    counts = [unit.counts["documents"] for unit in units]
+    # A unit knows its file by name only: files are numbered here, over all units.
+    files = sorted({(unit.counts["pool"], unit.counts["file"]) for unit in units})
+    numbers = [files.index((unit.counts["pool"], unit.counts["file"])) for unit in units]
+    coordinates[:, 1] = np.repeat(numbers, counts)
+    order = order_documents(doc_ids, coordinates, stage.recipe.splits.order, stage.recipe.seed)
+    unit_of = np.repeat(np.arange(len(units)), counts)
+    row_of = np.concatenate([np.arange(count) for count in counts])
+    return unit_of[order], row_of[order]
+
+
+plan_tokens_op = planning_op("document_tokens", plan_tokens)
+build_tokens_op = mapped_op("document_tokens", build_tokens)
+seal_tokens_op = sealing_op("document_tokens", seal_tokens)
+
+
+@dg.asset(
+    **asset_spec(
+        "tokenizer",
+        TOKENIZER_VERSION,
+        {"tokenizers"},
+        "One pinned tokenizer.json and its canonical fingerprint, given or trained on the tokenizer sample. "
+        "Promise: the named end-of-document token is in it.",
+    )
+)
+def tokenizer(context: dg.AssetExecutionContext, reference_sets: ArtifactRef) -> dg.MaterializeResult[ArtifactRef]:
+    return materialized(context, build_tokenizer, reference_sets=reference_sets)
+
+
+@dg.graph_asset(
+    **graph_spec(
+        "document_tokens",
+        TOKENS_VERSION,
+        {"numpy", "tokenizers"},
+        "Token ids of every kept document, one end-of-document id after each, never truncated. "
+        "Promise: decoding gives the text back.",
+    )
+)
+def document_tokens(raw_row_groups, lsh_clusters, tokenizer):  # type: ignore[no-untyped-def]
+    tasks = plan_tokens_op(raw_row_groups=raw_row_groups, lsh_clusters=lsh_clusters, tokenizer=tokenizer)
+    return seal_tokens_op(parts=tasks.map(build_tokens_op).collect(), tokenizer=tokenizer)

@@ -1,0 +1,1 @@
+"""Where things live: the artifact store, row-group sources, tokenizer files, and what runs the steps."""

@@ -1,0 +1,321 @@
+"""The artifact store: sealed folders by asset, unit and identity under one root.
+
+In: inputs, parameters, a version, and a function that writes files into a folder. Out: a small reference. The
+promise: a crash leaves the whole artifact or none; what is there is verified before it is reused; damage is rebuilt;
+two writers of one identity are safe (one wins the rename, the other uses its result). The cost: each file's bytes are
+hashed once when written and once when reused.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from training_io.errors import FormatError, RecipeError
+from training_io.hashing import sha256_file
+from training_io.manifest import (
+    MANIFEST_NAME,
+    QUARANTINE_NAME,
+    RUN_NAME,
+    Manifest,
+    artifact_identity,
+    damaged_files,
+    load_manifest,
+    open_artifact,
+    quarantine_reasons,
+)
+
+HOME_VARIABLE = "CORPUSMILL_HOME"
+DEFAULT_HOME = ".corpusmill"
+WHOLE = "-"
+"""The unit name of an artifact that is not cut into units."""
+
+Outcome = Literal["built", "reused", "rebuilt"]
+
+
+def home_folder(home: str = "") -> Path:
+    """The root of all artifacts: the given folder, else `CORPUSMILL_HOME`, else `.corpusmill` in the current folder."""
+    home = home or os.environ.get(HOME_VARIABLE) or DEFAULT_HOME
+    if "://" in home:
+        raise RecipeError(
+            f"{HOME_VARIABLE}: expected a local folder, found {home!r}."
+            " Object storage is not supported as a home; name a folder."
+        )
+    return Path(home).expanduser().resolve()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactRef:
+    """A small reference to a sealed artifact: what steps pass to each other instead of tables."""
+
+    asset: str
+    unit: str
+    identity: str
+    digest: str
+    counts: Mapping[str, Any]
+    outcome: Outcome
+    seconds: float
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "ArtifactRef":
+        """The reference that `to_json` described."""
+        return cls(**{**value, "warnings": tuple(value["warnings"])})
+
+
+@dataclass(frozen=True)
+class ArtifactStore:
+    """Artifacts below one local root folder."""
+
+    root: Path
+
+    def folder(self, ref: ArtifactRef) -> Path:
+        """The folder of a referenced artifact (it may have been deleted since)."""
+        return self._folder(ref.asset, ref.unit, ref.identity)
+
+    def _folder(self, asset: str, unit: str, identity: str) -> Path:
+        return self.root / asset / unit / identity
+
+    def open(self, ref: ArtifactRef, *, allow_quarantined: bool = False) -> tuple[Path, Manifest]:
+        """Folder and manifest of a sealed artifact; FormatError when it is unsealed, quarantined or another one."""
+        folder = self.folder(ref)
+        manifest = open_artifact(folder, allow_quarantined=allow_quarantined)
+        if manifest.digest != ref.digest:
+            raise FormatError(
+                f"{folder}: expected content digest {ref.digest[:12]}, found {manifest.digest[:12]}."
+                f" It was rebuilt with other bytes; materialize what is downstream of {ref.asset} from {ref.asset} on."
+            )
+        return folder, manifest
+
+    def materialize(
+        self,
+        *,
+        asset: str,
+        unit: str = WHOLE,
+        inputs: Mapping[str, Any],
+        parameters: Mapping[str, Any],
+        version: int,
+        write: Callable[[Path], Mapping[str, Any]],
+    ) -> ArtifactRef:
+        """Reuse the artifact of this identity when it is whole, else build it.
+
+        `write` puts files into the folder it is given and returns the counts for the manifest. An exception in it
+        leaves nothing behind. A damaged or quarantined artifact is built again, with a warning that names the reason.
+        """
+        started = time.monotonic()
+        identity = artifact_identity(asset, unit, inputs, parameters, version)
+        folder = self._folder(asset, unit, identity)
+        _remove_leftovers(folder)
+        warnings = tuple(self._reasons_to_rebuild(folder))
+        if folder.exists() and not warnings:
+            outcome: Outcome = "reused"
+            manifest = load_manifest(folder)
+        else:
+            outcome = "rebuilt" if folder.exists() else "built"
+            manifest = self._build(folder, asset, unit, inputs, parameters, version, write)
+        return ArtifactRef(
+            asset=asset,
+            unit=unit,
+            identity=identity,
+            digest=manifest.digest,
+            counts=dict(manifest.counts),
+            outcome=outcome,
+            seconds=time.monotonic() - started,
+            warnings=warnings,
+        )
+
+    def _reasons_to_rebuild(self, folder: Path) -> Iterator[str]:
+        if not folder.exists():
+            return
+        try:
+            manifest = load_manifest(folder)
+        except FormatError as error:
+            yield str(error)
+            return
+        for check, reason in sorted(quarantine_reasons(folder).items()):
+            yield f"{folder}: quarantined by {check}: {reason}"
+        yield from damaged_files(folder, manifest)
+
+    def _build(
+        self,
+        folder: Path,
+        asset: str,
+        unit: str,
+        inputs: Mapping[str, Any],
+        parameters: Mapping[str, Any],
+        version: int,
+        write: Callable[[Path], Mapping[str, Any]],
+    ) -> Manifest:
+        started = time.time()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = folder.parent / f".tmp-{folder.name}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        temporary.mkdir()
+        try:
+            counts = write(temporary)
+            manifest = Manifest(
+                asset=asset,
+                unit=unit,
+                inputs=inputs,
+                parameters=parameters,
+                version=version,
+                counts=counts,
+                files=_hash_files(temporary),
+            )
+            run = {"started": started, "seconds": time.time() - started, "host": socket.gethostname()}
+            (temporary / RUN_NAME).write_text(json.dumps(run))
+            text = json.dumps(manifest.to_json(), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+            (temporary / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
+            _sync_tree(temporary)
+            return _publish(temporary, folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+    def quarantine(self, ref: ArtifactRef, check: str, reason: str) -> None:
+        """Hold an artifact and its units back: readers refuse them until the check passes or they are rebuilt."""
+        for folder in self._with_units(ref):
+            with _locked(folder):
+                reasons = {**quarantine_reasons(folder), check: reason}
+                _replace_file(folder / QUARANTINE_NAME, json.dumps(reasons, indent=1))
+
+    def lift(self, ref: ArtifactRef, check: str) -> None:
+        """Take back what one check held against an artifact and its units."""
+        for folder in self._with_units(ref):
+            with _locked(folder):
+                reasons = quarantine_reasons(folder)
+                if reasons.pop(check, None) is None:
+                    continue
+                if reasons:
+                    _replace_file(folder / QUARANTINE_NAME, json.dumps(reasons, indent=1))
+                else:
+                    (folder / QUARANTINE_NAME).unlink()
+
+    def _with_units(self, ref: ArtifactRef) -> list[Path]:
+        folder = self.folder(ref)
+        units = load_manifest(folder).inputs.get("units", [])
+        own = [self._folder(ref.asset, unit["unit"], unit["identity"]) for unit in units]
+        return [path for path in (*own, folder) if path.exists()]
+
+
+def unit_inputs(refs: list[ArtifactRef]) -> list[dict[str, str]]:
+    """The `units` input of a sealing artifact: unit names, identities and digests in order."""
+    return [{"unit": ref.unit, "identity": ref.identity, "digest": ref.digest} for ref in refs]
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Put a sealed file under a second name: a hard link where the file system allows it, else a copy."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _hash_files(folder: Path) -> dict[str, dict[str, Any]]:
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in (*sorted(folder.rglob("*")), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _publish(temporary: Path, folder: Path) -> Manifest:
+    """Rename the finished folder into place; whoever comes second keeps what the first published.
+
+    A damaged artifact in the way is first moved aside, so that readers see the old folder, none, or the new one.
+    """
+    manifest = load_manifest(temporary)
+    while not _is_renamed(temporary, folder):
+        if _is_whole(folder):
+            shutil.rmtree(temporary)
+            return load_manifest(folder)
+        aside = folder.parent / f".damaged-{folder.name}-{uuid.uuid4().hex[:8]}"
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(aside)
+    _remove_leftovers(folder)
+    descriptor = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return manifest
+
+
+def _is_renamed(temporary: Path, folder: Path) -> bool:
+    """Whether the rename went through; False when another artifact is in the way."""
+    try:
+        temporary.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        return False
+    return True
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        manifest = load_manifest(folder)
+    except FormatError:
+        return False
+    return not damaged_files(folder, manifest) and not quarantine_reasons(folder)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Delete this identity's temporary folders whose writer, a process of this host, is gone, and what was moved aside."""
+    prefix = f".tmp-{folder.name}-"
+    for path in folder.parent.glob(f"{prefix}*"):
+        # A host's name may hold dashes and may begin another host's name.
+        host, process, _ = path.name.removeprefix(prefix).rsplit("-", 2)
+        if host == socket.gethostname() and _process_is_gone(int(process)):
+            shutil.rmtree(path, ignore_errors=True)
+    for path in folder.parent.glob(f".damaged-{folder.name}-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _process_is_gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder against other processes, so that checks which fail at once lose no reason of each other."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace_file(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
