@@ -1,0 +1,249 @@
+"""Steps of microbatches on a device, from a plan's packs or from windows over the shards.
+
+In: a frozen, picklable specification that says which artifact, split, device and rank, and where to go on. Out: an
+iterator of steps, each the list of this rank's microbatches. Promise: the same steps on any device; the state counts
+the steps that were handed out, not those staged ahead. Cost: the sampler's, and the transfer's (see staging).
+
+    sampler or windows ─▶ PackedBatch ─▶ checked ─▶ staged ahead ─▶ DeviceBatch
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from training_io.batch import PackedBatch, check_cu_seqlens
+from training_io.document_index import read_index
+from training_io.errors import FormatError, RecipeError, StateMismatch
+from training_io.hashing import identity_of
+from training_io.manifest import open_artifact
+from training_io.plan import load_plan
+from training_io.sampler import Sampler
+from training_io.staging import Arrival, DeviceBatch, Stage, resolve_device, stage_for
+from training_io.windows import WindowLoader
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSpec:
+    """Which packs to stream where: all that another process needs to open the same stream.
+
+    `prefetch_depth` is how many steps are staged ahead; ids at or above `vocab_size` are refused on the host, since on
+    the device they would end in a failed assertion without a name.
+    """
+
+    plan_path: str
+    split: str = "train"
+    device: str = "auto"
+    prefetch_depth: int = 1
+    rank: int = 0
+    world_size: int = 1
+    sampler_state: Mapping[str, Any] | None = None
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowSpec:
+    """Which windows to stream where: rows of `max_seq_len` tokens that may hold several documents, without a mask.
+
+    A step is `accumulation` microbatches of `batch_size` rows, over all ranks.
+    """
+
+    shards_path: str
+    batch_size: int
+    max_seq_len: int
+    accumulation: int
+    split: str = "train"
+    device: str = "auto"
+    prefetch_depth: int = 1
+    rank: int = 0
+    world_size: int = 1
+    sampler_state: Mapping[str, Any] | None = None
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamFacts:
+    """What a stream draws from, as a model and a checkpoint need to know it."""
+
+    identity: str
+    tokenizer_fingerprint: str
+    token_dtype: str
+    eos_id: int
+    max_seq_len: int
+    num_steps: int  # of one epoch
+
+
+class StepSource(Protocol):
+    """Steps of microbatches on the host, with a state that says which step comes next."""
+
+    def next_step(self) -> list[PackedBatch]:
+        """This rank's microbatches of the next step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next step is."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved step; StateMismatch for the state of other data."""
+
+
+class BatchStream:
+    """Iterator of steps on a device, with a state to resume from."""
+
+    def __init__(
+        self, source: StepSource, facts: StreamFacts, stage: Stage, *, prefetch_depth: int, vocab_size: int | None
+    ) -> None:
+        if prefetch_depth < 0:
+            raise RecipeError(f"prefetch_depth: expected 0 or more steps, found {prefetch_depth:,}.")
+        self.facts = facts
+        self._source = source
+        self._stage = stage
+        self._prefetch_depth = prefetch_depth
+        self._max_id = np.iinfo(facts.token_dtype).max if vocab_size is None else vocab_size - 1
+        self._state = source.state_dict()
+        self._ahead: deque[tuple[list[Arrival], dict[str, Any]]] = deque()
+
+    def __iter__(self) -> Iterator[list[DeviceBatch]]:
+        return self
+
+    def __next__(self) -> list[DeviceBatch]:
+        """This rank's microbatches of the next step; epochs follow each other without end."""
+        while len(self._ahead) <= self._prefetch_depth:
+            arrivals = [self._stage(self._checked(batch)) for batch in self._source.next_step()]
+            self._ahead.append((arrivals, self._source.state_dict()))
+        arrivals, self._state = self._ahead.popleft()
+        return [arrive() for arrive in arrivals]
+
+    def state_dict(self) -> dict[str, Any]:
+        """State behind the last step handed out, whatever is staged ahead of it."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on behind a saved step; StateMismatch for the state of other data."""
+        self._source.load_state_dict(state)
+        self._state = self._source.state_dict()
+        self._ahead.clear()
+
+    def _checked(self, batch: PackedBatch) -> PackedBatch:
+        check_cu_seqlens(batch.cu_seqlens, batch.num_targets, batch.max_seqlen)
+        largest = max(int(batch.inputs.max(initial=0)), int(batch.targets.max(initial=0)))
+        if largest > self._max_id:
+            raise FormatError(
+                f"step {batch.step:,}: expected token ids below the vocabulary's {self._max_id + 1:,}, found"
+                f" {largest:,}. The shards were made with another tokenizer, or vocab_size is too small."
+            )
+        return batch
+
+
+class WindowSource:
+    """Steps of windows: microbatch i of the run starts at token i x rows x row length."""
+
+    def __init__(self, loader: WindowLoader, identity: str, *, accumulation: int, rank: int, world_size: int) -> None:
+        self._loader = loader
+        self._identity = identity
+        self._accumulation = accumulation
+        self._rank = rank
+        self._world_size = world_size
+        self._next_step = 0
+
+    def next_step(self) -> list[PackedBatch]:
+        """This rank's share of the step's microbatches: every world_size-th."""
+        first = self._next_step * self._accumulation
+        self._next_step += 1
+        return [self._flat(i) for i in range(first + self._rank, first + self._accumulation, self._world_size)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Identity of shards and window shape, and the next step."""
+        return {"plan": self._identity, "next_step": self._next_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved step; StateMismatch for other shards or another window shape."""
+        if state["plan"] != self._identity:
+            raise StateMismatch(
+                f"window state was saved for {state['plan'][:12]}…, this run has {self._identity[:12]}…."
+                " Resume with the same shards, batch_size, max_seq_len and accumulation, or start a new run."
+            )
+        self._next_step = int(state["next_step"])
+
+    def _flat(self, i: int) -> PackedBatch:
+        x_BT, y_BT = self._loader.batch(i)
+        rows, length = x_BT.shape
+        return PackedBatch(
+            inputs=np.ascontiguousarray(x_BT).reshape(-1),
+            targets=np.ascontiguousarray(y_BT).reshape(-1),
+            position_ids=np.tile(np.arange(length, dtype=np.int64), rows),
+            cu_seqlens=np.arange(rows + 1, dtype=np.int32) * np.int32(length),
+            max_seqlen=length,
+            num_targets=x_BT.size,
+            segment_doc=np.full(rows, -1, dtype=np.int64),  # a window belongs to no one document
+            step_targets=x_BT.size * self._accumulation,
+            epoch=i // self._loader.n_batches,
+            step=i // self._accumulation,
+        )
+
+
+def open_stream(spec: StreamSpec | WindowSpec) -> BatchStream:
+    """Open what a specification describes, at its state; errors are the plan's, the shards' and the sampler's."""
+    if isinstance(spec, WindowSpec):
+        return open_windows(spec)
+    plan = load_plan(Path(spec.plan_path), spec.split)
+    if plan.split != spec.split:
+        raise RecipeError(
+            f"{spec.plan_path}: expected split {spec.split}, found the folder of {plan.split}."
+            " Give the artifact's folder."
+        )
+    sampler = Sampler(plan, spec.rank, spec.world_size)
+    facts = StreamFacts(
+        identity=plan.identity,
+        tokenizer_fingerprint=plan.index.tokenizer_fingerprint,
+        token_dtype=plan.index.token_dtype,
+        eos_id=plan.index.eos_id,
+        max_seq_len=plan.max_seq_len,
+        num_steps=plan.num_steps,
+    )
+    return _batch_stream(sampler, facts, spec)
+
+
+def open_windows(spec: WindowSpec) -> BatchStream:
+    """Open windows over a token_shards artifact, one segment per window; FormatError for less than a step of tokens."""
+    if not 0 <= spec.rank < spec.world_size <= spec.accumulation:
+        raise RecipeError(
+            f"windows: expected 0 <= rank < world_size <= accumulation, found {spec.rank:,}, {spec.world_size:,} and"
+            f" {spec.accumulation:,}. Each rank needs a microbatch in each step; raise accumulation."
+        )
+    artifact = Path(spec.shards_path)
+    manifest = open_artifact(artifact)
+    index = read_index(artifact / f"{spec.split}_index")
+    loader = WindowLoader([artifact / name for name in index.shard_files], spec.batch_size, spec.max_seq_len)
+    if loader.n_batches < spec.accumulation:
+        raise FormatError(
+            f"{artifact}: expected a step of {spec.accumulation:,} microbatches, found {loader.n_batches:,} in the"
+            f" {loader.n_tokens:,} {spec.split} tokens. Lower accumulation or batch_size, or make more tokens."
+        )
+    identity = identity_of(
+        {
+            "shards": [manifest.identity, manifest.digest],
+            "split": spec.split,
+            "windows": [spec.batch_size, spec.max_seq_len, spec.accumulation],
+        }
+    )
+    source = WindowSource(loader, identity, accumulation=spec.accumulation, rank=spec.rank, world_size=spec.world_size)
+    facts = StreamFacts(
+        identity=identity,
+        tokenizer_fingerprint=index.tokenizer_fingerprint,
+        token_dtype=index.token_dtype,
+        eos_id=index.eos_id,
+        max_seq_len=spec.max_seq_len,
+        num_steps=loader.n_batches // spec.accumulation,
+    )
+    return _batch_stream(source, facts, spec)
+
+
+def _batch_stream(source: StepSource, facts: StreamFacts, spec: StreamSpec | WindowSpec) -> BatchStream:
+    stage = stage_for(resolve_device(spec.device), facts.token_dtype)
+    stream = BatchStream(source, facts, stage, prefetch_depth=spec.prefetch_depth, vocab_size=spec.vocab_size)
+    if spec.sampler_state is not None:
+        stream.load_state_dict(dict(spec.sampler_state))
+    return stream
