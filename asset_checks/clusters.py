@@ -22,7 +22,7 @@ MAX_CLUSTER_SHARE = 0.05
 SMALL_CLUSTER = 100
 SCURVE_TEXTS = 600
 SCURVE_COPIES = 20
-SCURVE_MAX_WORDS = 2_000
+SCURVE_MAX_WORDS = 400
 
 
 def every_row_has_one_decision(stage: Stage, lsh_clusters: ArtifactRef, raw_row_groups: ArtifactRef) -> Verdict:

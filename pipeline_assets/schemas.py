@@ -107,6 +107,10 @@ class Evidence(Contract):
     shared_bands: pa.int64() = pap.Field(ge=0, description="Bands in which both signatures agree")
     jaccard: pa.float64() = pap.Field(ge=0, le=1, description="Exact Jaccard similarity of their shingle sets")
 
+    @pap.check("removed_doc_id", "kept_doc_id")
+    def _doc_ids_have_32_bytes(cls, data: Any) -> bool:  # noqa: N805
+        return _are_doc_ids(data)
+
 
 class ReferenceHits(Contract):
     """Which rows a reference text matched."""
@@ -115,6 +119,10 @@ class ReferenceHits(Contract):
     reference_doc_id: pa.binary() = _doc_id("The reference text")
     doc_id: pa.binary() = _doc_id("The matched document: the smallest of those that share the bucket")
     exact: pa.bool_() = pap.Field(description="Whether the texts are identical")
+
+    @pap.check("reference_doc_id", "doc_id")
+    def _doc_ids_have_32_bytes(cls, data: Any) -> bool:  # noqa: N805
+        return _are_doc_ids(data)
 
 
 class SplitDocuments(Contract):

@@ -6,6 +6,7 @@ units only.
 """
 
 import hashlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,6 @@ def seal_rows(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
     metadata = {
         **asset_metadata(stage, ref, parts),
         **table_metadata(RawRows, totals["rows_used"], sample),
-        "source_revision": revision_of(stage.pipeline),
         "schema_drift": rows_metadata(drift),
     }
     return Sealed(ref=ref, metadata=metadata)
@@ -298,14 +298,17 @@ DATASET_REVISION = (
 )
 
 
-@dg.observable_source_asset(
-    name="dataset_revision",
-    group_name="corpusmill",
-    description=DATASET_REVISION,
-    required_resource_keys={"pipeline"},
-)
-def dataset_revision(context: dg.OpExecutionContext) -> dg.DataVersion:
-    return dg.DataVersion(run_stage(context, lambda stage: revision_of(stage.pipeline)))
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", dg.BetaWarning)  # the one beta API in use; pinned with dagster itself
+
+    @dg.observable_source_asset(
+        name="dataset_revision",
+        group_name="corpusmill",
+        description=DATASET_REVISION,
+        required_resource_keys={"pipeline"},
+    )
+    def dataset_revision(context: dg.OpExecutionContext) -> dg.DataVersion:
+        return dg.DataVersion(run_stage(context, lambda stage: revision_of(stage.pipeline)))
 
 
 plan_rows_op = planning_op("raw_row_groups", plan_rows, after=["dataset_revision"])

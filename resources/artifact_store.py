@@ -283,7 +283,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Delete this identity's temporary folders whose writer, a process of this host, is gone, and what was moved aside."""
+    """Delete what dead writers of this identity on this host left, and what was moved aside."""
     prefix = f".tmp-{folder.name}-"
     for path in folder.parent.glob(f"{prefix}*"):
         # A host's name may hold dashes and may begin another host's name.
