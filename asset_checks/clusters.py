@@ -13,7 +13,9 @@ from pipeline_assets.recipe import TokenizerSample
 from pipeline_assets.signatures import SIGNATURES, minhash_params
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage, units_in
+from pipeline_assets.transforms.minhash import MinHashParams, sign_documents
 from pipeline_assets.transforms.scurve import measure_scurve, plant_pairs
+from pipeline_assets.transforms.words import words
 from resources.artifact_store import ArtifactRef
 from training_io.hashing import derive_seed
 
@@ -169,9 +171,12 @@ def s_curve_matches_formula(stage: Stage, minhash_signatures: ArtifactRef, raw_r
     """Planted pairs are flagged as often as 1 - (1 - s^rows)^bands says, and signatures err as much as they should."""
     params = minhash_params(stage.recipe)
     seed = derive_seed(stage.recipe.seed, "scurve")
-    planted = plant_pairs(
-        _some_texts(stage, raw_row_groups), copies_per_text=SCURVE_COPIES, max_replaced_share=0.12, seed=seed
-    )
+    expected = f"share flagged = 1 - (1 - s^{params.rows_per_band})^{params.num_bands} at every similarity s"
+    texts = _some_texts(stage, raw_row_groups)
+    if not texts:
+        return Verdict(expected=expected, found="no text has a word: nothing can be measured", num_violations=1)
+    differing = _signed_differently(stage, minhash_signatures, raw_row_groups, params)
+    planted = plant_pairs(texts, copies_per_text=SCURVE_COPIES, max_replaced_share=0.12, seed=seed)
     measured = measure_scurve(planted.texts, planted.pairs, params)
     bins = [
         {
@@ -185,41 +190,68 @@ def s_curve_matches_formula(stage: Stage, minhash_signatures: ArtifactRef, raw_r
         for part in measured.bins
     ]
     return Verdict(
-        expected=f"share flagged = 1 - (1 - s^{params.rows_per_band})^{params.num_bands} at every similarity s",
+        expected=f"{expected}, and stored signatures of that family",
         found=f"largest deviation {measured.max_abs_z:.1f} standard errors, signature error"
-        f" {measured.error_ratio:.2f} times the expected one, over {measured.num_pairs:,} planted pairs",
-        num_violations=int(not measured.agrees),
-        examples=bins,
+        f" {measured.error_ratio:.2f} times the expected one, over {measured.num_pairs:,} planted pairs;"
+        f" {len(differing):,} stored signatures are others",
+        num_violations=int(not measured.agrees) + len(differing),
+        examples=[{"violation": violation} for violation in differing] or bins,
         numbers={"max_abs_z": measured.max_abs_z, "signature_error_ratio": measured.error_ratio},
     )
 
 
 def _some_texts(stage: Stage, raw_row_groups: ArtifactRef) -> list[str]:
-    """The first texts of the units, cut to a few thousand words: enough for a curve, whatever the corpus's size."""
+    """The units' first texts that have words, cut to a few hundred: enough for a curve, whatever the corpus's size."""
     texts: list[str] = []
     for unit in units_in(stage, raw_row_groups):
         for batch in stage.table(unit, ROWS_NAME, ["text"]).to_batches():
             for text in batch.column("text").to_pylist():
-                texts.append(" ".join(text.split()[:SCURVE_MAX_WORDS]))
+                cut = " ".join(text.split()[:SCURVE_MAX_WORDS])
+                if not words(cut):
+                    continue  # two texts without words have no similarity, and are never compared
+                texts.append(cut)
                 if len(texts) == SCURVE_TEXTS:
                     return texts
     return texts
 
 
-def removal_is_plausible(stage: Stage, lsh_clusters: ArtifactRef) -> Verdict:
+def _signed_differently(
+    stage: Stage, minhash_signatures: ArtifactRef, raw_row_groups: ArtifactRef, params: MinHashParams
+) -> list[str]:
+    """The units' first rows whose stored signature is not what the text gives when it is signed again by itself."""
+    violations, left = [], SCURVE_TEXTS
+    stored = {unit.unit: unit for unit in units_in(stage, minhash_signatures)}
+    for unit in units_in(stage, raw_row_groups):
+        rows = stage.table(unit, ROWS_NAME, ["doc_id", "text"]).slice(0, left)
+        again, _ = sign_documents(rows.column("text"), params)
+        differing = np.flatnonzero((stage.array(stored[unit.unit], SIGNATURES)[: rows.num_rows] != again).any(axis=1))
+        violations += [
+            f"{unit.unit}: the stored signature of {rows.column('doc_id')[row].as_py().hex()[:16]} is another"
+            for row in differing.tolist()
+        ]
+        left -= rows.num_rows
+        if not left:
+            break
+    return violations
+
+
+def removal_is_plausible(stage: Stage, lsh_clusters: ArtifactRef, raw_row_groups: ArtifactRef) -> Verdict:
     """No pool loses half of its documents, and no cluster holds a twentieth of the corpus."""
-    counts = lsh_clusters.counts
-    shares = {
-        name: pool["removed"] / pool["documents"]
-        for name, pool in counts["removed_by_pool"].items()
-        if pool["documents"]
-    }
+    documents: Counter[str] = Counter()
+    removed: Counter[str] = Counter()
+    cluster_sizes: Counter[bytes] = Counter()
+    for unit in units_in(stage, raw_row_groups):
+        table = stage.table(lsh_clusters, slice_name(unit.unit), ["cluster_id", "kept"])
+        documents[unit.counts["pool"]] += table.num_rows
+        removed[unit.counts["pool"]] += table.column("kept").to_pylist().count(False)
+        cluster_sizes.update(table.column("cluster_id").to_pylist())
+    shares = {name: removed[name] / count for name, count in documents.items() if count}
     violations = [
         f"pool {name} loses {share:.1%} of its documents" for name, share in shares.items() if share > MAX_REMOVED_SHARE
     ]
-    largest, limit = counts["largest_cluster"], max(SMALL_CLUSTER, MAX_CLUSTER_SHARE * counts["documents"])
+    largest, limit = max(cluster_sizes.values()), max(SMALL_CLUSTER, MAX_CLUSTER_SHARE * documents.total())
     if largest > limit:
-        violations.append(f"the largest cluster holds {largest:,} of {counts['documents']:,} documents")
+        violations.append(f"the largest cluster holds {largest:,} of {documents.total():,} documents")
     listed = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
     return Verdict(
         expected=f"less than {MAX_REMOVED_SHARE:.0%} of each pool removed, no cluster above {limit:,.0f} documents",

@@ -1,5 +1,6 @@
 """Promise: a split's shards, one after another, are its documents in order, nothing lost."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -47,12 +48,16 @@ def shards_hold_every_document_once(
     for index in indexes(folder, token_shards):
         found = _documents_in_shards(folder, index)
         wanted = sorted(expected.get(index.split, []))
-        if sorted(found) != wanted:
-            lost, extra = set(wanted) - set(found), set(found) - set(wanted)
-            violations.append(
-                f"{index.split}: {len(lost):,} documents of the split tables are not in the shards with their tokens,"
-                f" {len(extra):,} others are, {len(found):,} in the shards and {len(wanted):,} in the tables"
-            )
+        if sorted(found) != wanted:  # so is every difference found, also in the number of copies
+            lost, extra = Counter(wanted) - Counter(found), Counter(found) - Counter(wanted)
+            violations += [
+                f"{index.split}: {doc_id.hex()[:16]} of the split tables is not in the shards with its tokens"
+                for doc_id, _ in lost
+            ]
+            violations += [
+                f"{index.split}: {doc_id.hex()[:16]} is in the shards, but not in the split tables with those tokens"
+                for doc_id, _ in extra
+            ]
     return verdict_of(
         "documents in the shards = documents of the split, token for token",
         violations,

@@ -30,6 +30,7 @@ def no_token_sees_another_document(
             found=f"the recipe chose windows of {windows.length:,} tokens without a document mask:"
             " tokens may see the documents before theirs",
             num_violations=1,
+            is_choice=True,
         )
     import torch
 
@@ -94,9 +95,9 @@ def validation_loss_falls(stage: Stage, varlen_training_run: ArtifactRef) -> Ver
 CHECKS = [
     law(
         no_token_sees_another_document,
-        blocking=False,
-        description="Warns when a token's output depends on another document: attention or positions are wrong, or "
-        "the recipe chose windows without a document mask.",
+        blocking=True,
+        description="Fails when a token's output depends on another document: attention or positions are wrong. Warns "
+        "when the recipe chose windows without a document mask.",
     ),
     law(
         validation_loss_falls,

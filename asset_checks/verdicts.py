@@ -22,13 +22,17 @@ MAX_EXAMPLES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a law says, what was found, and counter-examples as plain rows; `numbers` become plots over time."""
+    """What a law says, what was found, and counter-examples as plain rows; `numbers` become plots over time.
+
+    `is_choice`: the recipe chose not to keep the law, so the check warns and holds nothing back.
+    """
 
     expected: str
     found: str
     num_violations: int
     examples: Sequence[Mapping[str, Any]] = ()
     numbers: Mapping[str, float] = field(default_factory=dict)
+    is_choice: bool = False
 
 
 Judge = Callable[..., Verdict]
@@ -69,11 +73,12 @@ def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefi
             if blocking:
                 stage.store.quarantine(refs[0], judge.__name__, f"the check crashed: {error}")
             raise
-        if blocking and verdict.num_violations:
+        holds_back = blocking and not verdict.is_choice
+        if holds_back and verdict.num_violations:
             stage.store.quarantine(refs[0], judge.__name__, verdict.found)
         elif blocking:
             stage.store.lift(refs[0], judge.__name__)
-        return _result(verdict, blocking)
+        return _result(verdict, holds_back)
 
     return check
 
@@ -87,10 +92,10 @@ def _open(context: dg.AssetCheckExecutionContext, assets: Sequence[str]) -> tupl
     return stage, [pipeline.resolve(asset, run_ids) for asset in assets]
 
 
-def _result(verdict: Verdict, blocking: bool) -> dg.AssetCheckResult:
+def _result(verdict: Verdict, is_error: bool) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         passed=verdict.num_violations == 0,
-        severity=dg.AssetCheckSeverity.ERROR if blocking else dg.AssetCheckSeverity.WARN,
+        severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
         description=verdict.found,
         metadata={
             "expected": verdict.expected,

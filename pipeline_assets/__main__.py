@@ -117,7 +117,7 @@ def _fill(line: AssetLine, metadata: dict[str, Any]) -> None:
     def number(*names: str) -> Any:
         return next((metadata[name].value for name in names if name in metadata), None)
 
-    line.stripes = number("steps")
+    line.stripes = number("mapped_steps")
     line.rows = number("dagster/row_count", "documents")
     line.tokens = number("tokens", "targets")
     line.bytes = number("bytes")

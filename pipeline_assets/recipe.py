@@ -6,6 +6,7 @@ number is refused with what was expected, what was found, and where; nothing has
 
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib import resources as package_resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -347,6 +348,7 @@ def load_recipe(name_or_path: str | None = None) -> Recipe:
     return parse_recipe(text, where=str(path), folder=path.resolve().parent)
 
 
+@lru_cache(maxsize=8)  # every step asks for it, and PyYAML is slow
 def parse_recipe(text: str, where: str, folder: Path) -> Recipe:
     """A recipe from YAML text; relative paths in it are taken from `folder`."""
     try:

@@ -39,7 +39,6 @@ def asset_metadata(stage: Stage, ref: ArtifactRef, parts: Sequence[ArtifactRef] 
         "identity": ref.identity,
         "bytes": own_bytes + part_bytes,
         "seconds": round(sum(item.seconds for item in done), 3),
-        "steps": max(1, len(parts)),
         **{f"artifacts_{outcome}": sum(item.outcome == outcome for item in done) for outcome in _OUTCOMES},
         "parameters": dg.MetadataValue.json(own_parameters(stage.pipeline.recipe, ref.asset)),
     }

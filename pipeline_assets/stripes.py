@@ -199,9 +199,10 @@ def sealing_op(asset: str, seal: Callable[..., Sealed]) -> dg.OpDefinition:
         required_resource_keys={"pipeline"},
     )
     def seal_parts(context: dg.OpExecutionContext, **inputs: Any) -> ArtifactRef:
-        parts = [ref for refs in inputs.pop("parts") for ref in refs]
+        steps = inputs.pop("parts")
+        parts = [ref for refs in steps for ref in refs]
         sealed: Sealed = run_stage(context, seal, parts, **inputs)
-        context.add_output_metadata(dict(sealed.metadata))
+        context.add_output_metadata({**sealed.metadata, "mapped_steps": len(steps), "units": len(parts)})
         context.set_data_version(dg.AssetKey(asset), dg.DataVersion(sealed.ref.identity))
         return sealed.ref
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+from pydantic import Field
 
 from pipeline_assets.report import asset_metadata, line_picture, picture_metadata
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
@@ -30,10 +31,10 @@ CHECKPOINT_FOLDER = "checkpoint"
 
 
 class TrainingOverrides(dg.Config):
-    """Run-time values that the launchpad may set; zero keeps the recipe's value."""
+    """Run-time values that the launchpad may set; an empty one keeps the recipe's value."""
 
-    steps: int = 0
-    learning_rate: float = 0.0
+    steps: int | None = Field(default=None, gt=0, description="Optimizer steps to train for.")
+    learning_rate: float | None = Field(default=None, gt=0, description="Peak of the learning rate.")
 
 
 def build_training_run(

@@ -2,7 +2,8 @@
 
 In: one Arrow table as read, and where it was read from. Out: the rows that are used, and counts of everything that was
 not, or that is worth knowing. A row is left out when its text is null, empty, or not valid UTF-8; the text of every
-other row is kept byte for byte: NUL bytes, byte-order marks and CR LF line ends stay and are counted.
+other row is kept byte for byte: NUL bytes, byte-order marks and CR LF line ends stay and are counted. A value of
+another column that is not valid UTF-8 becomes null and is counted.
 """
 
 import hashlib
@@ -39,6 +40,7 @@ class RowStats:
     with_byte_order_mark: int
     with_crlf: int
     text_bytes: int
+    invalid_values: int  # in other columns than the text
 
 
 def text_doc_ids(texts: pa.Array) -> pa.Array:
@@ -83,12 +85,12 @@ def clean_rows(table: pa.Table, *, pool: str, file: str, row_group: int) -> tupl
         "row_group": pa.array(np.full(len(rows), row_group, np.int32)),
         "row": pa.array(rows.astype(np.int32)),
     }
+    invalid_values = 0
     for name, kind in OPTIONAL_COLUMNS.items():
-        columns[name] = (
-            _optional(table.column(name), kind, f"{pool}/{file}, row group {row_group}", name).take(pa.array(rows))
-            if name in table.column_names
-            else pa.nulls(len(rows), kind)
-        )
+        column = table.column(name) if name in table.column_names else pa.chunked_array([pa.nulls(table.num_rows)])
+        where = f"{pool}/{file}, row group {row_group}"
+        columns[name], num_invalid = _optional(column.take(pa.array(rows)), kind, where, name)
+        invalid_values += num_invalid
     stats = RowStats(
         rows_read=table.num_rows,
         rows_used=len(rows),
@@ -99,18 +101,24 @@ def clean_rows(table: pa.Table, *, pool: str, file: str, row_group: int) -> tupl
         with_byte_order_mark=int(pc.sum(pc.starts_with(texts, "\ufeff"), min_count=0).as_py()),
         with_crlf=_count_containing(texts, "\r\n"),
         text_bytes=int(lengths[rows].sum()),
+        invalid_values=invalid_values,
     )
     return pa.table(columns), stats
 
 
-def _optional(column: pa.ChunkedArray, kind: pa.DataType, where: str, name: str) -> pa.Array:
+def _optional(column: pa.ChunkedArray, kind: pa.DataType, where: str, name: str) -> tuple[pa.Array, int]:
+    """The column as ours, values that are not UTF-8 as null, and how many those were."""
     try:
-        return _one_array(column, kind)
+        values = _one_array(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SourceError(
             f"{where}: expected a column {name!r} that reads as {kind}, found {column.type} ({error})."
             f" Rename or drop the column {name!r} of the file."
         ) from error
+    if not pa.types.is_string(kind):
+        return values, 0
+    is_invalid = _invalid_utf8(values.cast(pa.binary()).cast(pa.large_binary()))
+    return pc.if_else(pa.array(is_invalid), None, values), int(is_invalid.sum())
 
 
 def _one_array(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
