@@ -26,7 +26,7 @@ lint: env-test      ## lint, format, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: env          ## side-by-side measurements; JSON and a table in bench-results/
+bench: env          ## side-by-side measurements: a table, and JSON in bench-results/
 	$(BIN)/python benchmarks/run.py
 
 env: .venv/.train

@@ -1,0 +1,78 @@
+"""Token ids with tokenizers: `encode_batch_fast` on batches of texts, on one thread (set by who starts this)."""
+
+import hashlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jobs import answer_jobs, read_plain, versions_of
+from tokenizers import Tokenizer
+
+BATCH_CHARACTERS = 8_000_000  # encodings take 20 to 30 times their text in memory
+
+
+def load(folder: Path) -> Tokenizer:
+    """The tokenizer that both sides use, adding and cutting nothing."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def batches(texts: list[str]) -> Iterator[list[str]]:
+    """The texts in order, in lists of about BATCH_CHARACTERS."""
+    batch: list[str] = []
+    num_characters = 0
+    for text in texts:
+        batch.append(text)
+        num_characters += len(text)
+        if num_characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, num_characters = [], 0
+    yield batch
+
+
+def check(folder: Path, texts: list[str]) -> dict[str, Any]:
+    """SHA-256 of all ids as uint32, then of the int64 lengths."""
+    tokenizer = load(folder)
+    encodings = (
+        one for batch in batches(texts) for one in tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+    )
+    rows = [np.array(one.ids, dtype=np.uint32) for one in encodings]
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    return {"digest": hashlib.sha256(b"".join(row.tobytes() for row in rows) + lengths.tobytes()).hexdigest()}
+
+
+def run(folder: Path, warm_up: list[str], timed: list[str]) -> dict[str, Any]:
+    """Seconds in `encode_batch_fast` for the timed texts, of a new tokenizer that has seen the warm-up."""
+    tokenizer = load(folder)
+    for batch in batches(warm_up):
+        tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+    seconds = 0.0
+    for batch in batches(timed):
+        start = time.perf_counter()
+        encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+        seconds += time.perf_counter() - start
+        del encodings
+    return {"seconds": seconds}
+
+
+def main() -> None:
+    """Answer jobs on the folder named on the command line."""
+    folder = Path(sys.argv[1])
+    warm_up, timed = read_plain(folder, "warm_up"), read_plain(folder, "timed")
+    answer_jobs(
+        {
+            "check": lambda: check(folder, timed),
+            "run": lambda: run(folder, warm_up, timed),
+            "versions": lambda: versions_of("tokenizers"),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

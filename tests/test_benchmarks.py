@@ -1,0 +1,198 @@
+"""The benchmark harness: its statistics, its text, and a run of its peers on a handful of documents. Nothing here
+judges a time.
+"""
+
+import doctest
+import importlib
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline_assets.transforms.minhash import MinHashParams, sign_documents
+from training_io.errors import InvariantBroken, SourceError
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+TEXTS = [f"document {number} says that the mill grinds {number * 7} sacks of grain before noon" for number in range(40)]
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Import a benchmark module by its file's name; all of them are forgotten afterwards."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    known = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - known:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(BENCHMARKS):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def peers_dir(tmp_path):
+    """Stands for an installed environment of the peers: this interpreter under another name."""
+    if importlib.util.find_spec("xxhash") is None:
+        pytest.skip("xxhash is not installed")
+    folder = tmp_path / "peers"
+    (folder / "bin").mkdir(parents=True)
+    python = folder / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    shutil.copy(BENCHMARKS / "requirements-peers.txt", folder)
+    return folder
+
+
+@pytest.fixture
+def text_dir(tmp_path, monkeypatch):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    table = pa.table({"extra": [[1]] * 40, "text": pa.array([*TEXTS[:39], None])})
+    pq.write_table(table, folder / "a.parquet", row_group_size=10)
+    pq.write_table(pa.table({"text": pa.array(["", TEXTS[39]])}), folder / "b.parquet")
+    monkeypatch.setenv("CORPUSMILL_BENCH_TEXT", str(folder))
+    return folder
+
+
+def test_every_entry_has_a_file_and_a_measure(load):
+    for name in load("run").ENTRIES:
+        assert callable(load(name).measure)
+
+
+def test_examples_in_docstrings_hold(load):
+    tried = [doctest.testmod(load(path.stem)) for path in sorted(BENCHMARKS.glob("*.py"))]
+    assert sum(result.failed for result in tried) == 0
+    assert sum(result.attempted for result in tried) >= 3
+
+
+def test_contenders_take_turns(load):
+    turns = []
+    contenders = {name: lambda name=name: float(turns.append(name) or len(turns)) for name in ("ours", "peer")}
+    assert load("measure").alternate(3, contenders) == {"ours": (1.0, 3.0, 5.0), "peer": (2.0, 4.0, 6.0)}
+    assert turns == ["ours", "peer"] * 3
+
+
+def test_figures_are_ratios_of_medians_with_the_range_of_rounds(load):
+    measure = load("measure")
+    row = measure.Row(
+        name="x",
+        amount=20,
+        unit="MB",
+        ours_seconds=(2.0, 1.0, 4.0),
+        peer="p",
+        peer_seconds=(20.0, 30.0, 10.0),
+        extra={"waste": 0.5},
+        bars=[measure.Bar(figure="ratio", at_least=10), measure.Bar(figure="waste", at_most=0.4)],
+    )
+    report = measure.report_of(row)
+    assert report["figures"] == {
+        "waste": 0.5,
+        "seconds": 2.0,
+        "rate": 10.0,
+        "peer_seconds": 20.0,
+        "peer_rate": 1.0,
+        "ratio": 10.0,
+        "ratio_min": 2.5,
+        "ratio_max": 30.0,
+    }
+    assert [bar["met"] for bar in report["bars"]] == [True, False]
+    assert json.loads(json.dumps(report)) == report
+    table = measure.table_of([row, measure.Row(name="nothing", amount=1, unit="MB", note="not measured: no peer")])
+    assert "ratio 10 ≥ 10: met, waste 0.5 ≤ 0.4: NOT met" in table
+    assert table.endswith("nothing: not measured: no peer")
+
+
+def test_results_that_differ_are_not_timed(load):
+    load("measure").require_same("x", 1, 1)
+    with pytest.raises(InvariantBroken, match="nothing was timed"):
+        load("measure").require_same("x", 1, 2)
+
+
+def test_text_is_bounded_and_has_no_nulls(load, text_dir):
+    corpus = load("corpus")
+    whole = corpus.load_text(10**9)
+    assert whole.texts.to_pylist() == [*TEXTS[:39], "", TEXTS[39]]
+    assert whole.num_bytes == sum(map(len, TEXTS))
+    limited = corpus.load_text(whole.num_bytes // 3)
+    assert 0 < limited.num_bytes <= whole.num_bytes // 3
+    assert set(limited.texts.to_pylist()) < set(whole.texts.to_pylist())
+    assert len(corpus.load_text(1).texts) == 1
+
+
+def test_text_that_is_not_there_is_an_error(load, tmp_path, monkeypatch):
+    monkeypatch.setenv("CORPUSMILL_BENCH_TEXT", str(tmp_path))
+    with pytest.raises(SourceError, match="expected Parquet files"):
+        load("corpus").load_text(100)
+    pq.write_table(pa.table({"content": ["a"]}), tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match="column 'text', found content"):
+        load("corpus").load_text(100)
+
+
+def test_the_peer_signs_as_we_do(load, tmp_path, peers_dir):
+    corpus, signatures, environment = load("corpus"), load("signatures"), load("peer_environment")
+    hashes = np.arange(1, 8, dtype=np.uint32)
+    corpus.write_plain(tmp_path, "texts", pa.array(TEXTS, pa.large_string()))
+    np.save(tmp_path / "hashes.npy", hashes)
+    np.save(tmp_path / "hash_offsets.npy", np.array([0, 7]))
+    others, _ = sign_documents(pa.array(TEXTS[:1]), MinHashParams())
+    python = environment.peer_python(peers_dir)
+    with environment.running_peer(python, "datasketch_signatures.py", tmp_path) as ask:
+        with pytest.raises(InvariantBroken, match="signatures"):
+            signatures.require_same_signatures(ask, others)
+        with pytest.raises(RuntimeError, match="expected an answer to 'nonsense'"):
+            ask("nonsense")
+
+
+def test_entries_with_peers_run(load, tmp_path, text_dir, peers_dir):
+    bench = load("bench").Bench(
+        runs=2, max_bytes=10**6, peers_dir=peers_dir, tokenizer_path=None, scratch=tmp_path / "scratch"
+    )
+    (signing,) = load("signatures").measure(bench)
+    assert "datasketch" in signing.peer
+    assert signing.amount == bench.text.num_bytes / 1e6
+    (encoding,) = load("tokenizing").measure(bench)
+    assert encoding.extra["vocab_size"] > 256
+    for row in (signing, encoding):
+        assert len(row.ours_seconds) == len(row.peer_seconds) == 2
+
+
+def test_packing_refuses_to_time_a_wrong_packing(load):
+    packing = load("packing")
+    lengths = np.minimum(packing.web_lengths(500), packing.CAPACITY)
+    row = packing.row_of("oldest_first", lengths, runs=1)
+    assert row.amount == lengths.sum() / 1e6
+    order, ends = np.arange(500), np.arange(501)
+    packing.require_sound("x", lengths, order, ends)
+    with pytest.raises(InvariantBroken, match="each segment once"):
+        packing.require_sound("x", lengths, np.zeros_like(order), ends)
+    with pytest.raises(InvariantBroken, match="fullest pack"):
+        packing.require_sound("x", lengths, order, np.array([0, 500]))
+
+
+def test_assembly_refuses_to_time_wrong_batches(load, tmp_path):
+    assembly = load("assembly")
+    lengths = load("packing").web_lengths(300)
+    sampler = assembly.open_sampler(tmp_path / "shards", lengths)
+    batches = [next(sampler) for _ in range(sampler.plan.num_steps)]
+    assembly.require_right_tokens(batches, int(lengths.sum()) - 300)
+    with pytest.raises(InvariantBroken, match="pairs in an epoch"):
+        assembly.require_right_tokens(batches, int(lengths.sum()))
+    batches[0].targets[5] += 1
+    with pytest.raises(InvariantBroken, match="targets of step 0"):
+        assembly.require_right_tokens(batches, int(lengths.sum()) - 300)
+
+
+def test_the_whole_flow_tells_shards_from_the_rest(load, tmp_path):
+    whole_flow = load("whole_flow")
+    assert whole_flow.recipe_over(tmp_path)["source"]["pools"] == [{"name": "text", "path": str(tmp_path)}]
+    assets = [
+        {"asset": name, "seconds": seconds}
+        for name, seconds in (("raw_row_groups", 1.5), ("reference_sets", None), ("token_shards", 0.5), ("after", 9))
+    ]
+    process, to_shards = whole_flow.rows_of(10.0, [8.0], [{"assets": assets}])
+    assert list(process.ours_seconds) == [8.0]
+    assert list(to_shards.ours_seconds) == [2.0]
