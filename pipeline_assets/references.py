@@ -15,7 +15,7 @@ import dagster as dg
 
 from pipeline_assets.recipe import Recipe, load_recipe, parameters_that_matter
 from resources.artifact_store import ArtifactRef, ArtifactStore, home_folder
-from training_io.errors import StateMismatch
+from training_io.errors import CorpusmillError, StateMismatch
 from training_io.hashing import identity_of
 
 REFERENCES_FOLDER = "_references"
@@ -96,13 +96,18 @@ class ReferenceIOManager(dg.ConfigurableIOManager):
         self.pipeline.open().record(obj, context.run_id)
 
     def load_input(self, context: dg.InputContext) -> ArtifactRef:
-        """The upstream asset's reference for this run."""
+        """The upstream asset's reference for this run; a failure when its artifact is unsealed or quarantined."""
         run = context.step_context.dagster_run
         run_ids = tuple(run_id for run_id in (run.run_id, run.parent_run_id, run.root_run_id) if run_id)
-        return self.pipeline.open().resolve(context.asset_key.path[-1], run_ids)
+        try:
+            pipeline = self.pipeline.open()
+            ref = pipeline.resolve(context.asset_key.path[-1], run_ids)
+            pipeline.store.open(ref)
+        except CorpusmillError as error:
+            raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+        return ref
 
     def find(self, context: dg.InputContext) -> tuple[ArtifactRef, Path]:
-        """The upstream asset's reference and its folder; FormatError when it is unsealed or quarantined."""
+        """The upstream asset's reference and its folder; a failure as in `load_input`."""
         ref = self.load_input(context)
-        folder, _ = self.pipeline.open().store.open(ref)
-        return ref, folder
+        return ref, self.pipeline.open().store.folder(ref)

@@ -153,7 +153,11 @@ def seal_shards(
     plan = shard_plan(stage, document_tokens, split_documents)
     ref = stage.store.materialize(
         asset="token_shards",
-        inputs={"units": unit_inputs(parts), "plan": plan.digest, "tokenizer": tokenizer.counts["fingerprint"]},
+        inputs={
+            "units": unit_inputs(parts),
+            "plans": unit_inputs([plan]),
+            "tokenizer": tokenizer.counts["fingerprint"],
+        },
         parameters={"max_shard_tokens": stage.recipe.shards.max_shard_tokens, "pools": pool_names(stage.recipe)},
         version=SHARDS_VERSION,
         write=lambda folder: _write_index_and_shards(stage, folder, parts, plan, tokenizer),

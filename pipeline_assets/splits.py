@@ -41,7 +41,7 @@ from pipeline_assets.transforms.split import (
     SplitInputs,
     plan_splits,
 )
-from resources.artifact_store import ArtifactRef
+from resources.artifact_store import ArtifactRef, unit_inputs
 from resources.tables import write_array, write_table
 from training_io.errors import RecipeError
 
@@ -71,7 +71,17 @@ def plan_split_documents(
     stage: Stage, raw_row_groups: ArtifactRef, lsh_clusters: ArtifactRef, document_tokens: ArtifactRef
 ) -> list[Task]:
     """Decide every document's split in one step, then hand each unit its slice."""
-    plan = stage.store.materialize(
+    plan = split_plan(stage, raw_row_groups, lsh_clusters, document_tokens)
+    stage.say(f"split_documents: {plan.counts['num_documents']} documents, unused {plan.counts['num_unused']}")
+    pairs = zip(units_in(stage, raw_row_groups), units_in(stage, document_tokens), strict=True)
+    return tasks_of([(plan, rows, tokens, lsh_clusters) for rows, tokens in pairs], "units")
+
+
+def split_plan(
+    stage: Stage, raw_row_groups: ArtifactRef, lsh_clusters: ArtifactRef, document_tokens: ArtifactRef
+) -> ArtifactRef:
+    """Every document's split, as an artifact: the planning step writes it, the sealing step finds it."""
+    return stage.store.materialize(
         asset="split_documents",
         unit=PLAN_UNIT,
         inputs={"tokens": document_tokens.digest, "clusters": lsh_clusters.digest, "rows": raw_row_groups.digest},
@@ -83,9 +93,6 @@ def plan_split_documents(
         version=SPLITS_VERSION,
         write=lambda folder: _write_plan(stage, folder, raw_row_groups, lsh_clusters, document_tokens),
     )
-    stage.say(f"split_documents: {plan.counts['num_documents']} documents, unused {plan.counts['num_unused']}")
-    pairs = zip(units_in(stage, raw_row_groups), units_in(stage, document_tokens), strict=True)
-    return tasks_of([(plan, rows, tokens, lsh_clusters) for rows, tokens in pairs], "units")
 
 
 def _write_plan(
@@ -197,11 +204,18 @@ def _split_unit(
     )
 
 
-def seal_split_documents(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
+def seal_split_documents(
+    stage: Stage,
+    parts: list[ArtifactRef],
+    raw_row_groups: ArtifactRef,
+    lsh_clusters: ArtifactRef,
+    document_tokens: ArtifactRef,
+) -> Sealed:
     """Seal the split tables as one asset and count each split."""
     names = list(parts[0].counts)
     counts = {name: sum(part.counts[name] for part in parts) for name in names}
-    ref = seal_units(stage, "split_documents", parts, counts, SPLITS_VERSION)
+    plan = split_plan(stage, raw_row_groups, lsh_clusters, document_tokens)
+    ref = seal_units(stage, "split_documents", parts, counts, SPLITS_VERSION, plans=unit_inputs([plan]))
     by_split = [
         {"split": name, "documents": counts[f"{name}_documents"], "tokens": counts[f"{name}_tokens"]} for name in SPLITS
     ]
@@ -227,5 +241,5 @@ seal_op = sealing_op("split_documents", seal_split_documents)
     )
 )
 def split_documents(raw_row_groups, lsh_clusters, document_tokens):  # type: ignore[no-untyped-def]
-    tasks = plan_op(raw_row_groups=raw_row_groups, lsh_clusters=lsh_clusters, document_tokens=document_tokens)
-    return seal_op(parts=tasks.map(build_op).collect())
+    inputs = {"raw_row_groups": raw_row_groups, "lsh_clusters": lsh_clusters, "document_tokens": document_tokens}
+    return seal_op(parts=plan_op(**inputs).map(build_op).collect(), **inputs)

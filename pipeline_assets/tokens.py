@@ -5,6 +5,7 @@ unit's documents are stored in the final order, so that shards are a merge of so
 text back, and the end-of-document id is there exactly once, at each document's real end.
 """
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,12 @@ def _tokenizer_counts(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def open_tokenizer(stage: Stage, tokenizer: ArtifactRef) -> Tokenizer:
     """The materialized tokenizer, ready to encode."""
-    return load_tokenizer(stage.folder(tokenizer) / TOKENIZER_NAME, stage.recipe.tokenizer.eos)
+    return _opened(stage.folder(tokenizer) / TOKENIZER_NAME, tokenizer.digest, stage.recipe.tokenizer.eos)
+
+
+@lru_cache(maxsize=2)  # GPT-2's takes 0.7 s to load, and every step of a process asks for it
+def _opened(path: Path, digest: str, eos: str) -> Tokenizer:
+    return load_tokenizer(path, eos)
 
 
 def plan_tokens(

@@ -185,14 +185,14 @@ class ArtifactStore:
             raise
 
     def quarantine(self, ref: ArtifactRef, check: str, reason: str) -> None:
-        """Hold an artifact and its units back: readers refuse them until the check passes or they are rebuilt."""
+        """Hold an artifact, its units and its plans back: readers refuse them until the check passes or a rebuild."""
         for folder in self._with_units(ref):
             with _locked(folder):
                 reasons = {**quarantine_reasons(folder), check: reason}
                 _replace_file(folder / QUARANTINE_NAME, json.dumps(reasons, indent=1))
 
     def lift(self, ref: ArtifactRef, check: str) -> None:
-        """Take back what one check held against an artifact and its units."""
+        """Take back what one check held against an artifact, its units and its plans."""
         for folder in self._with_units(ref):
             with _locked(folder):
                 reasons = quarantine_reasons(folder)
@@ -205,13 +205,14 @@ class ArtifactStore:
 
     def _with_units(self, ref: ArtifactRef) -> list[Path]:
         folder = self.folder(ref)
-        units = load_manifest(folder).inputs.get("units", [])
-        own = [self._folder(ref.asset, unit["unit"], unit["identity"]) for unit in units]
+        inputs = load_manifest(folder).inputs
+        parts = (*inputs.get("units", []), *inputs.get("plans", []))
+        own = [self._folder(ref.asset, part["unit"], part["identity"]) for part in parts]
         return [path for path in (*own, folder) if path.exists()]
 
 
 def unit_inputs(refs: list[ArtifactRef]) -> list[dict[str, str]]:
-    """The `units` input of a sealing artifact: unit names, identities and digests in order."""
+    """The `units` or `plans` input of a sealing artifact: unit names, identities and digests in order."""
     return [{"unit": ref.unit, "identity": ref.identity, "digest": ref.digest} for ref in refs]
 
 
@@ -247,13 +248,14 @@ def _publish(temporary: Path, folder: Path) -> Manifest:
     A damaged artifact in the way is first moved aside, so that readers see the old folder, none, or the new one.
     """
     manifest = load_manifest(temporary)
-    while not _is_renamed(temporary, folder):
-        if _is_whole(folder):
-            shutil.rmtree(temporary)
-            return load_manifest(folder)
-        aside = folder.parent / f".damaged-{folder.name}-{uuid.uuid4().hex[:8]}"
-        with contextlib.suppress(FileNotFoundError):
-            folder.rename(aside)
+    with _locked(folder.parent):
+        while not _is_renamed(temporary, folder):
+            if _is_whole(folder):
+                shutil.rmtree(temporary)
+                return load_manifest(folder)
+            aside = folder.parent / f".damaged-{folder.name}-{uuid.uuid4().hex[:8]}"
+            with contextlib.suppress(FileNotFoundError):
+                folder.rename(aside)
     _remove_leftovers(folder)
     descriptor = os.open(folder.parent, os.O_RDONLY)
     try:
@@ -306,7 +308,7 @@ def _process_is_gone(process: int) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against other processes, so that checks which fail at once lose no reason of each other."""
+    """Hold a folder against other processes: writers of one identity, and checks which fail at once, take turns."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -149,7 +149,8 @@ def _hash_footer(path: Path, size: int) -> str:
 
 def _corrupt(path: Path, what: str) -> SourceError:
     return SourceError(
-        f"{path}: expected {' '.join(what.split())}. The file was cut short or damaged; fetch it again, or take it out of the folder."
+        f"{path}: expected {' '.join(what.split())}."
+        " The file was cut short or damaged; fetch it again, or take it out of the folder."
     )
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_artifacts import address_docs, make_plan, make_token_shards, seal
+from tiny_artifacts import address_docs, make_package, make_plan, make_token_shards, seal
 
 from training_io.__main__ import main
 from training_io.inspection import inspect
@@ -255,10 +255,10 @@ def test_each_poison_is_a_line_and_status_one(artifacts, capsys, poison, which, 
 
 
 def test_a_package_is_verified_artifact_by_artifact(artifacts, tmp_path, capsys):
-    (tmp_path / "package.json").write_text("{}")
+    make_package(tmp_path, *artifacts)
     assert main(["verify", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in lines} == {"token_shards", "packing_plan"}
+    assert {line.split()[0] for line in lines} == {"token_shards", "packing_plan", "package:"}
     assert main(["inspect", str(tmp_path), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["package"]) == 2
     poison_order(*artifacts)

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from resources.tokenizer import load_tokenizer, train_tokenizer
 from training_io.document_index import cut_shards, index_of, read_index, write_index
+from training_io.handoff import PACKAGE_FORMAT
 from training_io.hashing import identity_of, sha256_file
 from training_io.manifest import MANIFEST_NAME, Manifest, artifact_identity, load_manifest
-from training_io.plan import ShardsReference, plan_packs, write_plan
+from training_io.plan import ShardsReference, load_plan, plan_packs, splits_of, write_plan
+from training_io.sampler import Sampler
 from training_io.shard_format import write_shard
 
 FINGERPRINT = hashlib.sha256(b"a tokenizer").hexdigest()
@@ -110,6 +113,37 @@ def make_plan(
         write_plan(folder / split, plan, shards_artifact)
         counts[split] = {"num_packs": plan.num_packs, "num_targets": plan.num_targets}
     return seal(folder, "packing_plan", inputs, parameters, counts)
+
+
+TINY_TEXTS = ("ab ba", "abba")
+
+
+def make_package(root: Path, shards_artifact: Path, plan_artifact: Path) -> dict:
+    """Turn the root of a shards and a plan artifact into a hand-off package; returns its description."""
+    (root / "tokenizer.json").write_bytes(train_tokenizer([*TINY_TEXTS] * 9, 260))
+    tokenizer = load_tokenizer(root / "tokenizer.json")
+    plans = {split: load_plan(plan_artifact, split) for split in splits_of(plan_artifact)}
+    package = {
+        "format": PACKAGE_FORMAT,
+        "tokenizer": {"file": "tokenizer.json", "fingerprint": tokenizer.fingerprint},
+        "data": {},
+        "sequence_rules": {"token_dtype": "uint16", "eos_id": tokenizer.eos_id},
+        "quotas": {},
+        "sampling": {},
+        "plans": {
+            split: {"path": plan_artifact.relative_to(root).as_posix(), "identity": plan.identity}
+            for split, plan in plans.items()
+        },
+        "reading_state": {split: Sampler(plan).state_dict() for split, plan in plans.items()},
+        "self_test": {
+            "documents": [
+                {"text": text, "ids": [*ids, tokenizer.eos_id]}
+                for text, ids in zip(TINY_TEXTS, tokenizer.encode_batch(TINY_TEXTS), strict=True)
+            ]
+        },
+    }
+    (root / "package.json").write_text(json.dumps(package))
+    return package
 
 
 def seal(folder: Path, asset: str, inputs: dict, parameters: dict, counts: dict) -> Path:

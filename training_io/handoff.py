@@ -5,7 +5,6 @@ In: a package folder. Out: a list of violations, empty when the package can be t
 """
 
 import json
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,17 @@ PACKAGE_NAME = "package.json"
 PACKAGE_FORMAT = "corpusmill-package/1"
 TOKENIZER_NAME = "tokenizer.json"
 STRETCH_STEPS = 4
+_SECTIONS = (
+    "format",
+    "tokenizer",
+    "data",
+    "sequence_rules",
+    "quotas",
+    "sampling",
+    "plans",
+    "reading_state",
+    "self_test",
+)
 
 
 def read_package(folder: Path) -> dict[str, Any]:
@@ -30,10 +40,19 @@ def read_package(folder: Path) -> dict[str, Any]:
     path = folder / PACKAGE_NAME
     if not path.is_file():
         raise FormatError(f"{folder}: expected a package with {PACKAGE_NAME}, found none. Copy the whole package.")
-    package: dict[str, Any] = json.loads(path.read_bytes())
-    if package.get("format") != PACKAGE_FORMAT:
+    try:
+        package: dict[str, Any] = json.loads(path.read_bytes())
+        found = package["format"]
+        missing = [name for name in _SECTIONS if name not in package]
+    except (ValueError, TypeError, KeyError) as error:
         raise FormatError(
-            f"{path}: expected format {PACKAGE_FORMAT}, found {package.get('format')}. Materialize the package again."
+            f"{path}: expected a description of a package, found {error!r}. Materialize handoff_package again."
+        ) from error
+    if missing or found != PACKAGE_FORMAT:
+        raise FormatError(
+            f"{path}: expected format {PACKAGE_FORMAT} with {', '.join(_SECTIONS)}, found"
+            f" {found} without {', '.join(missing) or 'none of them missing'}."
+            " Materialize handoff_package again."
         )
     return package
 
@@ -92,10 +111,12 @@ def tiny_documents_hold(package: dict[str, Any]) -> list[str]:
 
 def tokenizer_gives_recorded_ids(folder: Path, package: dict[str, Any]) -> list[str]:
     """The packaged tokenizer encodes the tiny documents to the recorded ids and back (where tokenizers is there)."""
-    if find_spec("tokenizers") is None:
+    if not (folder / TOKENIZER_NAME).is_file():
+        return [f"tokenizer: expected {TOKENIZER_NAME} in the package, found none"]
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError:  # a training box needs numpy alone; the recorded ids stand for the tokenizer
         return []
-    from tokenizers import Tokenizer  # optional on a training box
-
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_NAME))
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()

@@ -84,7 +84,7 @@ def load_manifest(artifact: Path) -> Manifest:
         value = json.loads(path.read_bytes())
         manifest = Manifest(**{field: value[field] for field in Manifest.__dataclass_fields__})
         recorded_format, expected = value["format"], manifest.to_json()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
         raise FormatError(
             f"{path}: expected a manifest of format {FORMAT}, found {error!r}. Materialize the asset again."
         ) from error
@@ -115,10 +115,10 @@ def open_artifact(artifact: Path, *, allow_quarantined: bool = False) -> Manifes
 def quarantine_reasons(artifact: Path) -> dict[str, str]:
     """Failed blocking checks of an artifact and their reasons; empty when none holds it back."""
     path = artifact / QUARANTINE_NAME
-    if not path.is_file():
-        return {}
     try:
         reasons: dict[str, str] = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
     except ValueError as error:
         return {QUARANTINE_NAME: f"unreadable, {error}"}
     return reasons
@@ -126,13 +126,16 @@ def quarantine_reasons(artifact: Path) -> dict[str, str]:
 
 def damaged_files(artifact: Path, manifest: Manifest) -> list[str]:
     """One line for each file that is missing or whose size or SHA-256 differs from the manifest."""
-    violations = []
-    for name, entry in sorted(manifest.files.items()):
-        path = artifact / name
-        if not path.is_file():
-            violations.append(f"{path}: expected {entry['bytes']:,} bytes, found no file")
-        elif path.stat().st_size != entry["bytes"]:
-            violations.append(f"{path}: expected {entry['bytes']:,} bytes, found {path.stat().st_size:,}")
-        elif (found := sha256_file(path)) != entry["sha256"]:
-            violations.append(f"{path}: expected SHA-256 {entry['sha256'][:12]}…, found {found[:12]}…")
-    return violations
+    damages = ((artifact / name, _damage(artifact / name, entry)) for name, entry in sorted(manifest.files.items()))
+    return [f"{path}: {damage}" for path, damage in damages if damage]
+
+
+def _damage(path: Path, entry: Mapping[str, Any]) -> str:
+    try:
+        if (size := path.stat().st_size) != entry["bytes"]:
+            return f"expected {entry['bytes']:,} bytes, found {size:,}"
+        if (found := sha256_file(path)) != entry["sha256"]:
+            return f"expected SHA-256 {entry['sha256'][:12]}…, found {found[:12]}…"
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):  # also when a writer moves the folder aside
+        return f"expected {entry['bytes']:,} bytes, found no file"
+    return ""

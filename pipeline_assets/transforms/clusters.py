@@ -57,28 +57,29 @@ def decide(
     """Cluster the documents and choose which are used.
 
     edges is int64[m, 2] of documents that share a bucket; reference_hits is int64[h, 2] of (reference set, document).
-    In mode `exact` edges are ignored; in mode `off` every document is used and clusters only decide splits.
+    In mode `exact` a cluster is one text; in mode `off` every document is used and clusters only decide splits. In
+    every mode a reference bars all that the edges connect to a document it hit, so near copies of it are barred too.
     """
     order = canonical_order(documents)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     doc_ids = documents.doc_ids[order]
     same_text = _runs_of_equal_rows(doc_ids)
-    near = np.empty((0, 2), np.int64) if mode == "exact" else rank[edges]
-    labels = connected_components(len(order), np.concatenate([same_text, near]))
+    text = connected_components(len(order), same_text)
+    near = connected_components(len(order), np.concatenate([same_text, rank[edges]]))
+    labels = text if mode == "exact" else near
     sizes = np.bincount(labels, minlength=len(order))[labels]
     chosen = choose_kept(labels, documents.coordinates[order, 0], keyed_hash(doc_ids, keep_seed))
     kept = np.arange(len(order)) if mode == "off" else chosen
     matched = np.zeros(len(order), np.uint64)
-    np.bitwise_or.at(matched, labels[rank[reference_hits[:, 1]]], _bits(reference_hits[:, 0]))
-    matched = matched[labels]
+    np.bitwise_or.at(matched, near[rank[reference_hits[:, 1]]], _bits(reference_hits[:, 0]))
+    matched = matched[near]
     excluded = (matched & np.bitwise_or.reduce(_bits(np.array(sorted(excluding_sets), np.int64)))) > 0
     reason = np.full(len(order), NEAR_DUPLICATE, np.uint8)
     reason[(doc_ids == doc_ids[kept]).all(axis=1)] = EXACT_DUPLICATE
     reason[kept == np.arange(len(order))] = KEPT
     reason[excluded] = REFERENCE
     tags = np.zeros(len(order), np.uint64)
-    text = connected_components(len(order), same_text)
     np.bitwise_or.at(tags, text, _bits(documents.coordinates[order, 0]))
     return Decisions(
         cluster=order[labels][rank],

@@ -1,0 +1,81 @@
+"""A hand-off package tests itself: each promise, broken in one place, is one violation."""
+
+import json
+
+import pytest
+from tiny_artifacts import address_docs, make_package, make_plan, make_token_shards
+
+from training_io.errors import FormatError
+from training_io.handoff import read_package, self_test
+from training_io.verification import verify
+
+
+@pytest.fixture
+def package(tmp_path):
+    shards = make_token_shards(tmp_path, {"train": address_docs([6, 4, 3, 2, 20, 1, 0, 9, 7, 8, 30, 31, 12])})
+    return tmp_path, make_package(tmp_path, shards, make_plan(tmp_path, shards))
+
+
+def rewritten(package, change):
+    folder, description = package
+    change(description)
+    (folder / "package.json").write_text(json.dumps(description))
+    return self_test(folder)
+
+
+def test_a_whole_package_passes(package):
+    assert self_test(package[0]) == []
+    assert verify(package[0]).violations == []
+
+
+def swap_ids(description):
+    ids = description["self_test"]["documents"][0]["ids"]
+    ids[0], ids[1] = ids[1], ids[0]
+
+
+def drop_eos(description):
+    description["self_test"]["documents"][1]["ids"][-1] = description["sequence_rules"]["eos_id"] + 1
+
+
+def name_another_plan(description):
+    description["plans"]["train"]["identity"] = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (swap_ids, "tokenizer: 'ab ba': expected"),
+        (drop_eos, "expected the EOS 0 once, at each document's end"),
+        (name_another_plan, "plan of train: expected identity 000000000000"),
+    ],
+)
+def test_each_broken_promise_is_a_violation(package, change, message):
+    violations = rewritten(package, change)
+    assert [violation for violation in violations if message in violation], violations
+
+
+def test_a_state_of_another_plan_is_a_violation_of_verify(package):
+    def change(description):
+        description["reading_state"]["train"]["plan"] = "1" * 64
+
+    folder, description = package
+    change(description)
+    (folder / "package.json").write_text(json.dumps(description))
+    assert any("sampler state was saved for plan 111111111111" in line for line in verify(folder).violations)
+
+
+def test_a_missing_tokenizer_is_a_violation(package):
+    (package[0] / "tokenizer.json").unlink()
+    assert self_test(package[0]) == ["tokenizer: expected tokenizer.json in the package, found none"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"format": "other/9"}'])
+def test_a_malformed_description_is_one_error(package, text):
+    (package[0] / "package.json").write_text(text)
+    with pytest.raises(FormatError, match=r"package\.json: expected"):
+        read_package(package[0])
+
+
+def test_a_missing_description_is_one_error(tmp_path):
+    with pytest.raises(FormatError, match=r"Copy the whole package"):
+        read_package(tmp_path)

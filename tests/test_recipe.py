@@ -1,0 +1,498 @@
+import copy
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from pipeline_assets.recipe import (
+    BUILT_IN,
+    UPSTREAM,
+    Recipe,
+    ancestors,
+    load_recipe,
+    own_parameters,
+    parameters_that_matter,
+    parse_recipe,
+    recipe_digest,
+)
+from training_io.errors import RecipeError
+from training_io.hashing import identity_of
+
+MISSING = object()
+
+
+# The sample recipe's keys with values of the tests' own, so that tuning the recipe changes no test.
+VALUES = {
+    "name": "mine",
+    "seed": 1337,
+    "source": {"kind": "packages", "max_prose_bytes": 60_000, "max_code_bytes": 140_000},
+    "reading": {"stripes": 4, "stripes_read": 4, "unit_megabytes": 64},
+    "references": [
+        {
+            "name": "tokenizer_sample",
+            "kind": "tokenizer_sample",
+            "documents_per_pool": 150,
+            "documents_per_dump": None,
+            "action": "train_only",
+        }
+    ],
+    "dedup": {"mode": "near", "ngram": 5, "num_bands": 14, "rows_per_band": 8, "seed": 1, "num_buckets": 1},
+    "tokenizer": {"kind": "trained", "sample": "tokenizer_sample", "vocab_size": 8192, "eos": "<|endoftext|>"},
+    "splits": {
+        "order": "shuffled",
+        "min_tokens": 16,
+        "assignment": {"policy": "fraction", "seed": 7, "validation_fraction": 0.05, "test_fraction": 0.0},
+        "budgets": {},
+    },
+    "shards": {"max_shard_tokens": 100_000_000},
+    "packs": {
+        "max_seq_len": 512,
+        "capacity": 512,
+        "strategy": "oldest_first",
+        "buffer": 256,
+        "batch_size": 8,
+        "microbatch_tokens": None,
+        "accumulation": 1,
+        "eval_microbatch_tokens": 4096,
+    },
+    "training": {
+        "layout": "packs",
+        "windows": None,
+        "model": {
+            "d_model": 128,
+            "num_layers": 2,
+            "num_heads": 4,
+            "num_kv_heads": 2,
+            "d_ff": 384,
+            "norm": "rmsnorm",
+            "positions": "rotary",
+        },
+        "steps": 200,
+        "learning_rate": 0.003,
+        "warmup_steps": 20,
+        "weight_decay": 0.1,
+        "grad_clip": 1.0,
+        "seed": 7,
+        "eval_every": 50,
+        "eval_microbatches": 4,
+        "checkpoint_every": 100,
+        "num_threads": 2,
+    },
+}
+
+
+def changed(values, changes):
+    """A copy of nested values with some dotted keys set; MISSING removes one."""
+    values = copy.deepcopy(values)
+    for key, value in changes.items():
+        *parents, last = [int(part) if part.isdigit() else part for part in key.split(".")]
+        section = values
+        for parent in parents:
+            section = section[parent]
+        if value is MISSING:
+            del section[last]
+        elif isinstance(section, list) and last == len(section):
+            section.append(value)
+        else:
+            section[last] = value
+    return values
+
+
+@cache
+def base_recipe():
+    return parse_recipe(yaml.safe_dump(VALUES), where="mine.yaml", folder=Path("/recipes"))
+
+
+def parse(changes):
+    if not changes:
+        return base_recipe()
+    return parse_recipe(yaml.safe_dump(changed(VALUES, changes)), where="mine.yaml", folder=Path("/recipes"))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_recipe_loads_and_is_named_after_its_file(name):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert parse_recipe(yaml.safe_dump(recipe.model_dump(mode="json")), where="x", folder=Path("/")) == recipe
+
+
+def test_the_articles_numbers_are_in_the_built_in_recipes():
+    lab, edu = load_recipe("fineweb-lab"), load_recipe("fineweb-edu")
+    assert (lab.packs.max_seq_len, lab.packs.batch_size, lab.packs.buffer, lab.packs.strategy) == (
+        4096,
+        35,
+        64,
+        "best_fit",
+    )
+    assert lab.splits.budgets == {"train": 8_000_000, "validation": 100_000}
+    assert (edu.reading.stripes, edu.reading.stripes_read, edu.splits.min_tokens) == (4, 1, 64)
+    assert (edu.training.layout, edu.training.windows.length, edu.tokenizer.vocab_size) == ("windows", 1024, 32_768)
+
+
+@pytest.mark.parametrize(
+    ("changes", "location", "parts"),
+    [
+        ({"sede": 1}, "sede", ["unknown key", "found 1"]),
+        ({"packs.max_seq_length": 8}, "packs.max_seq_length", ["unknown key", "found 8"]),
+        ({"references.0.documents": 8}, "references.0.tokenizer_sample.documents", ["unknown key"]),
+        ({"packs": MISSING}, "packs", ["required key is missing"]),
+        ({"packs.capacity": MISSING}, "packs.capacity", ["required key is missing"]),
+        ({"seed": "1337"}, "seed", ["expected a valid integer", "found '1337'"]),
+        ({"seed": 1.0}, "seed", ["expected a valid integer", "found 1.0"]),
+        ({"seed": True}, "seed", ["expected a valid integer", "found True"]),
+        ({"seed": None}, "seed", ["expected a valid integer", "found None"]),
+        ({"source": []}, "source", ["found []"]),
+        ({"references": {}}, "references", ["expected a valid tuple"]),
+        ({"name": "My recipe"}, "name", ["found 'My recipe'"]),
+        ({"seed": -1}, "seed", ["greater than or equal to 0", "found -1"]),
+        ({"source.max_code_bytes": 0}, "source.packages.max_code_bytes", ["greater than 0", "found 0"]),
+        ({"dedup.seed": 2**32}, "dedup.seed", ["less than 4294967296"]),
+        ({"reading.stripes": 129}, "reading.stripes", ["less than or equal to 128", "found 129"]),
+        ({"packs.max_seq_len": 1}, "packs.max_seq_len", ["greater than or equal to 2", "found 1"]),
+        ({"shards.max_shard_tokens": 2**31}, "shards.max_shard_tokens", ["less than 2147483648"]),
+        ({"tokenizer.vocab_size": 256}, "tokenizer.trained.vocab_size", ["greater than 256"]),
+        ({"training.learning_rate": 0}, "training.learning_rate", ["greater than 0"]),
+        ({"training.learning_rate": float("inf")}, "training.learning_rate", ["finite number", "found inf"]),
+        ({"training.learning_rate": float("nan")}, "training.learning_rate", ["found nan"]),
+        ({"splits.assignment.validation_fraction": 1}, "splits.assignment.fraction.validation_fraction", ["less than 1"]),
+        ({"splits.budgets": {"train": 0}}, "splits.budgets.train", ["greater than 0"]),
+        ({"splits.budgets": {"traim": 1}}, "splits.budgets.traim.[key]", ["'train', 'validation' or 'test'"]),
+        ({"dedup.mode": "fuzzy"}, "dedup.mode", ["'near', 'exact' or 'off'", "found 'fuzzy'"]),
+        ({"source.kind": "s3"}, "source", ["'packages', 'local', 'hub'"]),
+        ({"packs.batch_size": 8, "packs.microbatch_tokens": 4096}, "packs", ["exactly one of batch_size", "batch_size=8, microbatch_tokens=4096"]),
+        ({"packs.batch_size": None}, "packs", ["exactly one of batch_size", "batch_size=None, microbatch_tokens=None"]),
+        ({"packs.batch_size": None, "packs.microbatch_tokens": 511}, "packs", ["microbatch_tokens of at least", "512", "found 511"]),
+        ({"packs.eval_microbatch_tokens": 511}, "packs", ["eval_microbatch_tokens of at least", "512", "found 511"]),
+        ({"packs.capacity": 511}, "packs", ["capacity of at least max_seq_len, 512, found 511"]),
+        ({"packs.strategy": "next_fit"}, "packs", ["oldest_first", "found 'next_fit'"]),
+        ({"reading.stripes_read": 5}, "reading", ["stripes_read of at most stripes, 4, found 5", "lower stripes_read"]),
+        ({"dedup.num_buckets": 12}, "dedup", ["power of two, found 12"]),
+        ({"references": []}, "recipe", ["tokenizer.sample", "none is there", "found 'tokenizer_sample'"]),
+        ({"tokenizer.sample": "other"}, "recipe", ["tokenizer.sample", "['tokenizer_sample']", "found 'other'"]),
+        ({"references.1": {"name": "tokenizer_sample", "kind": "file", "path": "a", "action": "exclude"}}, "recipe", ["references", "each name once", "tokenizer_sample"]),
+        ({"references.0.documents_per_dump": 3}, "references.0.tokenizer_sample", ["exactly one of documents_per_pool"]),
+        ({"references.0.documents_per_pool": None}, "references.0.tokenizer_sample", ["exactly one of documents_per_pool"]),
+        ({"source": {"kind": "local", "pools": []}}, "source.local.pools", ["at least 1 item"]),
+        ({"source": {"kind": "local", "pools": [{"name": "a", "path": "a"}, {"name": "a", "path": "b"}]}}, "source.local", ["each pool name once", "['a', 'a']"]),
+        ({"source": {"kind": "hub", "repository": "a/b", "path": "c", "revision": "main", "pool": "p"}}, "source.hub.revision", ["found 'main'"]),
+        ({"tokenizer": {"kind": "file", "eos": "x"}}, "tokenizer.file", ["a path or a repository"]),
+        ({"splits.assignment.test_fraction": 0.96}, "splits.assignment.fraction", ["below 1", "found 1.01"]),
+        ({"training.layout": "windows"}, "training", ["windows exactly when layout is windows"]),
+        ({"training.windows": {"length": 8, "batch_size": 1}}, "training", ["windows exactly when layout is windows"]),
+        ({"training.model.num_heads": 3}, "recipe", ["training.model", "d_model=128, num_heads=3"]),
+        ({"training.model.num_kv_heads": 3}, "recipe", ["training.model", "num_kv_heads=3"]),
+    ],
+)  # fmt: skip
+def test_a_wrong_recipe_is_refused_in_one_line_that_says_where_what_and_what_to_do(changes, location, parts):
+    with pytest.raises(RecipeError) as caught:
+        parse(changes)
+    message = str(caught.value)
+    assert message.startswith(f"mine.yaml: {location}: "), message
+    assert message.count("\n") == 0, message
+    assert "Mend the recipe" in message
+    for part in parts:
+        assert part in message
+
+
+def test_every_violation_gets_a_line_of_its_own():
+    with pytest.raises(RecipeError) as caught:
+        parse({"seed": -1, "sede": 1, "packs.capacity": 0})
+    assert sorted(line.split(": ")[1] for line in str(caught.value).splitlines()) == ["packs.capacity", "sede", "seed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a: [1", ["expected YAML", "line 1"]),
+        ("a: \0", ["expected YAML"]),
+        ("a: !!python/name:os.system x", ["expected YAML", "python/name"]),
+        ("seed: 1\npacks: {buffer: 2, buffer: 3}\n", ["'buffer' twice", "line 2"]),
+        ("seed: 1\nname: a\nseed: 2\n", ["'seed' twice", "line 3"]),
+        ("- seed\n", ["expected a mapping of sections, found list"]),
+        ("", ["expected a mapping of sections, found NoneType"]),
+        ("sample", ["expected a mapping of sections, found str"]),
+        ("a: &a [*a]", ["recursion"]),
+        ("a: " + "[" * 400, ["expected YAML"]),
+        ("path: ~nobody_of_this_name/x", ["expected plain sections and paths"]),
+    ],
+)
+def test_a_file_that_is_no_mapping_in_yaml_is_refused(text, parts):
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(text, where="mine.yaml", folder=Path("/recipes"))
+    for part in ["mine.yaml: expected", *parts]:
+        assert part in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_error():
+    text = "\ufeff" + yaml.safe_dump(VALUES)
+    assert parse_recipe(text, where="x", folder=Path("/")) == parse({})
+
+
+def test_the_environment_names_a_built_in_recipe_or_a_path(monkeypatch, tmp_path):
+    monkeypatch.delenv("CORPUSMILL_RECIPE", raising=False)
+    assert load_recipe().name == "sample"
+    monkeypatch.setenv("CORPUSMILL_RECIPE", "")
+    assert load_recipe().name == "sample"
+    monkeypatch.setenv("CORPUSMILL_RECIPE", "fineweb-edu")
+    assert load_recipe().name == "fineweb-edu"
+    assert load_recipe("mixture").name == "mixture"
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(VALUES), encoding="utf-8")
+    monkeypatch.setenv("CORPUSMILL_RECIPE", str(path))
+    assert load_recipe().name == "mine"
+
+
+@pytest.mark.parametrize("chosen", ["no-such-recipe", "no/such/file.yaml", "."])
+def test_a_missing_recipe_is_refused_with_the_names_that_there_are(monkeypatch, chosen):
+    monkeypatch.setenv("CORPUSMILL_RECIPE", chosen)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe()
+    for part in [*BUILT_IN, repr(chosen), "CORPUSMILL_RECIPE"]:
+        assert part in str(caught.value)
+
+
+def test_a_recipe_that_is_not_utf8_is_refused_with_its_path(tmp_path):
+    path = tmp_path / "latin.yaml"
+    path.write_bytes("name: café".encode("latin-1"))
+    with pytest.raises(RecipeError, match=r"latin\.yaml: expected UTF-8 text"):
+        load_recipe(str(path))
+
+
+def test_relative_paths_are_taken_from_the_recipes_own_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    values = changed(
+        VALUES,
+        {
+            "source": {
+                "kind": "local",
+                "pools": [{"name": "a", "path": "pools/a"}, {"name": "b", "path": "/b"}, {"name": "c", "path": "~/c"}],
+            },
+            "references.1": {"name": "exam", "kind": "file", "path": "exam.txt", "action": "exclude"},
+            "tokenizer": {"kind": "file", "path": "../tokenizer.json", "eos": "<eos>"},
+        },
+    )
+    (folder / "mine.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+    recipe = load_recipe("recipes/mine.yaml")
+    assert [pool.path for pool in recipe.source.pools] == [f"{folder}/pools/a", "/b", "/home/someone/c"]
+    assert recipe.references[1].path == f"{folder}/exam.txt"
+    assert Path(recipe.tokenizer.path).resolve() == tmp_path / "tokenizer.json"
+
+
+def test_a_path_on_the_hub_stays_and_its_local_copy_is_a_path():
+    source = {"kind": "hub", "repository": "a/b", "path": "sample/10BT", "revision": "0" * 40, "pool": "p"}
+    recipe = parse({"source": {**source, "local_path": "copy"}})
+    assert (recipe.source.path, recipe.source.local_path) == ("sample/10BT", "/recipes/copy")
+
+
+def test_packs_of_a_microbatch_follow_from_its_tokens():
+    assert parse({}).packs.packs_per_microbatch("train") == 8
+    assert parse({}).packs.packs_per_microbatch("validation") == 4096 // 512
+    by_tokens = parse({"packs.batch_size": None, "packs.microbatch_tokens": 1_600}).packs
+    assert by_tokens.packs_per_microbatch("train") == 3
+
+
+LOCAL = {"kind": "local", "pools": [{"name": "prose", "path": "/prose"}]}
+EXAM = {"name": "exam", "kind": "file", "path": "/exam", "action": "exclude"}
+CANNOT_CHANGE = None
+
+# One row a leaf of the sample recipe: a valid change of it, and the assets whose own values it is among.
+LEAVES = {
+    "name": ({"name": "other"}, ["handoff_package"]),
+    "seed": ({"seed": 1}, ["reference_sets", "lsh_clusters", "document_tokens", "packing_plan"]),
+    "source.kind": ({"source": LOCAL}, ["raw_row_groups"]),
+    "source.max_prose_bytes": ({"source.max_prose_bytes": 1}, ["raw_row_groups"]),
+    "source.max_code_bytes": ({"source.max_code_bytes": 1}, ["raw_row_groups"]),
+    "reading.stripes": ({"reading.stripes": 8}, ["raw_row_groups"]),
+    "reading.stripes_read": ({"reading.stripes_read": 1}, ["raw_row_groups"]),
+    "reading.unit_megabytes": ({"reading.unit_megabytes": 1}, ["raw_row_groups"]),
+    "references.0.name": (
+        {"references.0.name": "other", "tokenizer.sample": "other"},
+        ["reference_sets", "lsh_clusters", "tokenizer"],
+    ),
+    "references.0.kind": ({"references.1": EXAM}, ["reference_sets", "lsh_clusters"]),
+    "references.0.documents_per_pool": ({"references.0.documents_per_pool": 9}, ["reference_sets", "lsh_clusters"]),
+    "references.0.documents_per_dump": (
+        {"references.0.documents_per_pool": None, "references.0.documents_per_dump": 9},
+        ["reference_sets", "lsh_clusters"],
+    ),
+    "references.0.action": CANNOT_CHANGE,
+    "dedup.mode": ({"dedup.mode": "off"}, ["lsh_clusters", "split_documents"]),
+    "dedup.ngram": ({"dedup.ngram": 4}, ["minhash_signatures", "lsh_clusters"]),
+    "dedup.num_bands": ({"dedup.num_bands": 7}, ["minhash_signatures", "lsh_clusters"]),
+    "dedup.rows_per_band": ({"dedup.rows_per_band": 4}, ["minhash_signatures", "lsh_clusters"]),
+    "dedup.seed": ({"dedup.seed": 2}, ["minhash_signatures", "lsh_clusters"]),
+    "dedup.num_buckets": ({"dedup.num_buckets": 2}, ["lsh_clusters"]),
+    "tokenizer.kind": ({"tokenizer": {"kind": "file", "path": "/t", "eos": "<|endoftext|>"}}, ["tokenizer"]),
+    "tokenizer.sample": (
+        {"references.1": {**EXAM, "name": "more"}, "references.0.name": "other", "tokenizer.sample": "other"},
+        ["reference_sets", "lsh_clusters", "tokenizer"],
+    ),
+    "tokenizer.vocab_size": ({"tokenizer.vocab_size": 300}, ["tokenizer"]),
+    "tokenizer.eos": ({"tokenizer.eos": "<eos>"}, ["tokenizer"]),
+    "splits.order": ({"splits.order": "source"}, ["document_tokens", "split_documents"]),
+    "splits.min_tokens": ({"splits.min_tokens": 1}, ["split_documents"]),
+    "splits.assignment.policy": (
+        {"splits.assignment": {"policy": "budget", "validation_tokens": 9}},
+        ["split_documents"],
+    ),
+    "splits.assignment.seed": ({"splits.assignment.seed": 1}, ["split_documents"]),
+    "splits.assignment.validation_fraction": ({"splits.assignment.validation_fraction": 0.1}, ["split_documents"]),
+    "splits.assignment.test_fraction": ({"splits.assignment.test_fraction": 0.1}, ["split_documents"]),
+    "splits.budgets": ({"splits.budgets": {"train": 9}}, ["split_documents"]),
+    "shards.max_shard_tokens": ({"shards.max_shard_tokens": 9}, ["token_shards"]),
+    "packs.max_seq_len": ({"packs.max_seq_len": 9}, ["packing_plan", "packing_stats"]),
+    "packs.capacity": ({"packs.capacity": 1024}, ["packing_plan", "packing_stats"]),
+    "packs.strategy": ({"packs.strategy": "best_fit"}, ["packing_plan", "packing_stats"]),
+    "packs.buffer": ({"packs.buffer": 9}, ["packing_plan", "packing_stats"]),
+    "packs.batch_size": ({"packs.batch_size": 9}, ["packing_plan", "packing_stats"]),
+    "packs.microbatch_tokens": (
+        {"packs.batch_size": None, "packs.microbatch_tokens": 4096},
+        ["packing_plan", "packing_stats"],
+    ),
+    "packs.accumulation": ({"packs.accumulation": 9}, ["packing_plan", "packing_stats"]),
+    "packs.eval_microbatch_tokens": ({"packs.eval_microbatch_tokens": 9_000}, ["packing_plan", "packing_stats"]),
+    "training.layout": (
+        {"training.layout": "windows", "training.windows": {"length": 8, "batch_size": 1}},
+        ["varlen_training_run"],
+    ),
+    "training.windows": (
+        {"training.layout": "windows", "training.windows": {"length": 9, "batch_size": 1}},
+        ["varlen_training_run"],
+    ),
+    "training.model.d_model": ({"training.model.d_model": 64}, ["varlen_training_run"]),
+    "training.model.num_layers": ({"training.model.num_layers": 1}, ["varlen_training_run"]),
+    "training.model.num_heads": ({"training.model.num_heads": 8}, ["varlen_training_run"]),
+    "training.model.num_kv_heads": ({"training.model.num_kv_heads": 1}, ["varlen_training_run"]),
+    "training.model.d_ff": ({"training.model.d_ff": 1}, ["varlen_training_run"]),
+    "training.model.norm": ({"training.model.norm": "layernorm"}, ["varlen_training_run"]),
+    "training.model.positions": ({"training.model.positions": "learned"}, ["varlen_training_run"]),
+    "training.steps": ({"training.steps": 1}, ["varlen_training_run"]),
+    "training.learning_rate": ({"training.learning_rate": 1}, ["varlen_training_run"]),
+    "training.warmup_steps": ({"training.warmup_steps": 0}, ["varlen_training_run"]),
+    "training.weight_decay": ({"training.weight_decay": 0}, ["varlen_training_run"]),
+    "training.grad_clip": ({"training.grad_clip": 2}, ["varlen_training_run"]),
+    "training.seed": ({"training.seed": 0}, ["varlen_training_run"]),
+    "training.eval_every": ({"training.eval_every": 1}, ["varlen_training_run"]),
+    "training.eval_microbatches": ({"training.eval_microbatches": 1}, ["varlen_training_run"]),
+    "training.checkpoint_every": ({"training.checkpoint_every": 1}, ["varlen_training_run"]),
+    "training.num_threads": ({"training.num_threads": 1}, ["varlen_training_run"]),
+}
+
+
+def leaves(value, prefix=""):
+    if isinstance(value, list) or (isinstance(value, dict) and value):
+        items = enumerate(value) if isinstance(value, list) else value.items()
+        return [leaf for key, item in items for leaf in leaves(item, f"{prefix}{key}.")]
+    return [prefix.removesuffix(".")]
+
+
+def test_the_table_above_has_every_leaf_of_the_sample_recipe():
+    assert list(LEAVES) == leaves(VALUES)
+    assert leaves(VALUES) == leaves(load_recipe("sample").model_dump(mode="json"))
+
+
+def downstream(owners):
+    """Every asset that is reached from the owners along the edges of UPSTREAM."""
+    reached = set(owners)
+    while True:
+        more = {asset for asset, reads in UPSTREAM.items() if reached & set(reads)} - reached
+        if not more:
+            return reached
+        reached |= more
+
+
+@pytest.mark.parametrize("leaf", [leaf for leaf, row in LEAVES.items() if row is not CANNOT_CHANGE])
+def test_a_changed_value_changes_exactly_what_is_downstream_of_it(leaf):
+    changes, owners = LEAVES[leaf]
+    before, after = parse({}), parse(changes)
+    own = {asset for asset in UPSTREAM if own_parameters(before, asset) != own_parameters(after, asset)}
+    assert own == set(owners)
+    matters = {
+        asset
+        for asset in UPSTREAM
+        if identity_of(parameters_that_matter(before, asset)) != identity_of(parameters_that_matter(after, asset))
+    }
+    assert matters == downstream(owners)
+    assert recipe_digest(before) != recipe_digest(after)
+
+
+@pytest.mark.parametrize("leaf", [leaf for leaf in LEAVES if leaf.startswith(("packs.", "training."))])
+def test_context_capacity_and_batch_sizes_do_not_touch_tokens_or_shards(leaf):
+    changes, _ = LEAVES[leaf]
+    before, after = parse({}), parse(changes)
+    assert before != after
+    for asset in ("document_tokens", "split_documents", "token_shards"):
+        assert parameters_that_matter(before, asset) == parameters_that_matter(after, asset)
+
+
+def test_ancestors_are_an_asset_and_all_that_it_reads_from():
+    assert ancestors("raw_row_groups") == ("raw_row_groups",)
+    assert ancestors("tokenizer") == ("raw_row_groups", "reference_sets", "tokenizer")
+    for asset in UPSTREAM:
+        assert set(ancestors(asset)) == {other for other in UPSTREAM if asset in downstream([other])}
+
+
+def sections_in(annotation):
+    """The sections within a type: Annotated, unions and tuples are looked through."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if typing.get_origin(annotation) in (typing.Annotated, typing.Union, types.UnionType, tuple, Mapping):
+        return [section for part in typing.get_args(annotation) for section in sections_in(part)]
+    return []
+
+
+def knobs(section, prefix=""):
+    """Every dotted key; where one of several kinds of section is possible, the kind is part of the key."""
+    keys = []
+    for name, field in section.model_fields.items():
+        kinds = sections_in(field.annotation)
+        keys += [] if kinds else [f"{prefix}{name}"]
+        for kind in kinds:
+            tags = [
+                typing.get_args(kind.model_fields[tag].annotation)[0]
+                for tag in ("kind", "policy")
+                if tag in kind.model_fields
+            ]
+            keys += knobs(kind, f"{prefix}{'.'.join([name, *tags])}.")
+    return keys
+
+
+KNOBS = """
+name seed
+source.packages.kind source.packages.max_prose_bytes source.packages.max_code_bytes
+source.local.kind source.local.pools.name source.local.pools.path source.local.pools.glob
+source.hub.kind source.hub.repository source.hub.path source.hub.revision source.hub.pool source.hub.local_path
+reading.stripes reading.stripes_read reading.unit_megabytes
+references.tokenizer_sample.name references.tokenizer_sample.kind references.tokenizer_sample.documents_per_pool
+references.tokenizer_sample.documents_per_dump references.tokenizer_sample.action
+references.file.name references.file.kind references.file.path references.file.action
+dedup.mode dedup.ngram dedup.num_bands dedup.rows_per_band dedup.seed dedup.num_buckets
+tokenizer.file.kind tokenizer.file.path tokenizer.file.repository tokenizer.file.revision tokenizer.file.fingerprint
+tokenizer.file.eos
+tokenizer.trained.kind tokenizer.trained.sample tokenizer.trained.vocab_size tokenizer.trained.eos
+splits.order splits.min_tokens
+splits.assignment.fraction.policy splits.assignment.fraction.seed splits.assignment.fraction.validation_fraction
+splits.assignment.fraction.test_fraction
+splits.assignment.budget.policy splits.assignment.budget.validation_tokens splits.assignment.budget.test_tokens
+splits.budgets
+shards.max_shard_tokens
+packs.max_seq_len packs.capacity packs.strategy packs.buffer packs.batch_size packs.microbatch_tokens
+packs.accumulation packs.eval_microbatch_tokens
+training.layout training.windows.length training.windows.batch_size training.windows.accumulation
+training.model.d_model training.model.num_layers training.model.num_heads training.model.num_kv_heads
+training.model.d_ff training.model.norm training.model.positions
+training.steps training.learning_rate training.warmup_steps training.weight_decay training.grad_clip training.seed
+training.eval_every training.eval_microbatches training.checkpoint_every training.num_threads
+"""
+
+
+def test_the_set_of_knobs_is_frozen():
+    assert knobs(Recipe) == KNOBS.split()

@@ -1,0 +1,160 @@
+import pyarrow as pa
+import pytest
+
+from pipeline_assets.schemas import (
+    Clusters,
+    Contract,
+    Evidence,
+    RawRows,
+    ReferenceHits,
+    References,
+    SplitDocuments,
+    arrow_schema,
+    validated,
+)
+from pipeline_assets.transforms import clusters
+from training_io.errors import InvariantBroken
+
+A, B = b"\1" * 32, b"\2" * 32
+
+GOOD = {
+    RawRows: [
+        {"doc_id": A, "text": "a", "pool": "web", "file": "a", "row_group": 0, "row": 0},
+        {
+            "doc_id": B, "text": "b", "pool": "web", "file": "a", "row_group": 3, "row": 9, "id": "1", "dump": "x",
+            "url": "u", "language": "en", "language_score": 0.5, "score": 3.0,
+        },
+    ],
+    References: [{"doc_id": A, "text": "a"}, {"doc_id": B, "text": "b"}],
+    Clusters: [
+        {
+            "doc_id": doc_id, "cluster_id": A, "cluster_size": 2, "kept": doc_id == A, "kept_doc_id": A,
+            "reason": reason, "barred": False, "references": "", "pools": "web,code",
+        }
+        for doc_id, reason in ((A, "kept"), (B, "near_duplicate"))
+    ],
+    Evidence: [
+        {"removed_doc_id": A, "kept_doc_id": B, "removed_pool": "web", "kept_pool": "code", "shared_bands": 0, "jaccard": 0.0},
+        {"removed_doc_id": B, "kept_doc_id": B, "removed_pool": "web", "kept_pool": "code", "shared_bands": 14, "jaccard": 1.0},
+    ],
+    ReferenceHits: [
+        {"reference_set": "exam", "reference_doc_id": A, "doc_id": A, "exact": True},
+        {"reference_set": "exam", "reference_doc_id": A, "doc_id": B, "exact": False},
+    ],
+    SplitDocuments: [
+        {"doc_id": A, "text": "a", "num_tokens": 1, "cluster_id": A, "pool": "web", "split": "train", "reason": "used"},
+        {"doc_id": B, "text": "b", "num_tokens": 9, "cluster_id": A, "pool": "web", "split": "unused", "reason": "below_min_tokens"},
+    ],
+}  # fmt: skip
+
+NULLABLE = {"id", "dump", "url", "language", "language_score", "score"}
+
+
+def good(contract):
+    return pa.Table.from_pylist(GOOD[contract], schema=arrow_schema(contract))
+
+
+def columns_of(*kinds):
+    """Every (contract, column) whose type is one of the kinds, or every one at all."""
+    return [
+        pytest.param(contract, field.name, id=f"{contract.__name__}.{field.name}")
+        for contract in GOOD
+        for field in arrow_schema(contract)
+        if not kinds or field.type in kinds
+    ]
+
+
+def with_column(table, name, values, kind=None):
+    kind = kind or table.schema.field(name).type
+    return table.set_column(table.column_names.index(name), pa.field(name, kind), pa.array(values, kind))
+
+
+def test_every_contract_is_tested():
+    assert set(GOOD) == set(Contract.__subclasses__())
+
+
+@pytest.mark.parametrize("contract", GOOD, ids=lambda contract: contract.__name__)
+def test_a_good_table_is_accepted_as_it_is_and_so_is_an_empty_one(contract):
+    table = good(contract)
+    assert validated(contract, table) is table
+    empty = arrow_schema(contract).empty_table()
+    assert validated(contract, empty) is empty
+    in_chunks = pa.concat_tables([table, empty, table])
+    assert validated(contract, in_chunks) is in_chunks
+
+
+@pytest.mark.parametrize("contract", GOOD, ids=lambda contract: contract.__name__)
+def test_every_column_says_what_it_holds_and_the_arrow_schema_has_all_of_them(contract):
+    columns = contract.to_schema().columns
+    assert arrow_schema(contract).names == list(columns)
+    for name, column in columns.items():
+        assert column.description, name
+        assert not column.description.endswith("."), name
+    assert contract.__doc__
+
+
+@pytest.mark.parametrize(("contract", "name"), columns_of())
+def test_a_missing_column_is_refused(contract, name):
+    with pytest.raises(InvariantBroken, match=rf"table {contract.__name__} of 2 rows: .*{name}"):
+        validated(contract, good(contract).drop_columns([name]))
+
+
+@pytest.mark.parametrize(("contract", "name"), columns_of())
+def test_another_type_is_refused(contract, name):
+    wrong = with_column(good(contract), name, [1, 2], pa.int8())
+    with pytest.raises(InvariantBroken, match=rf"{name}: dtype"):
+        validated(contract, wrong)
+
+
+@pytest.mark.parametrize(("contract", "name"), columns_of())
+def test_null_is_refused_where_a_value_is_needed(contract, name):
+    table = good(contract)
+    holed = with_column(table, name, [None, *table.column(name).to_pylist()[1:]])
+    if name in NULLABLE:
+        validated(contract, holed)
+    else:
+        with pytest.raises(InvariantBroken, match=name):
+            validated(contract, holed)
+
+
+@pytest.mark.parametrize(("contract", "name"), columns_of(pa.binary()))
+@pytest.mark.parametrize("doc_id", [b"", A[:31], A + b"\0"])
+def test_a_doc_id_of_another_length_is_refused(contract, name, doc_id):
+    with pytest.raises(InvariantBroken, match=name):
+        validated(contract, with_column(good(contract), name, [A, doc_id]))
+
+
+@pytest.mark.parametrize("contract", GOOD, ids=lambda contract: contract.__name__)
+def test_an_unknown_column_or_another_order_is_refused(contract):
+    table = good(contract)
+    with pytest.raises(InvariantBroken, match="extra"):
+        validated(contract, table.append_column("extra", pa.array([1, 2])))
+    with pytest.raises(InvariantBroken):
+        validated(contract, table.select(table.column_names[::-1]))
+
+
+@pytest.mark.parametrize(
+    ("contract", "name", "value"),
+    [
+        (RawRows, "row_group", -1),
+        (RawRows, "row", -1),
+        (Clusters, "cluster_size", 0),
+        (Clusters, "reason", "removed"),
+        (Evidence, "shared_bands", -1),
+        (Evidence, "jaccard", -0.1),
+        (Evidence, "jaccard", 1.1),
+        (Evidence, "jaccard", float("nan")),
+        (SplitDocuments, "num_tokens", 0),
+        (SplitDocuments, "split", "dev"),
+        (SplitDocuments, "reason", "lost"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_and_shown(contract, name, value):
+    values = [*good(contract).column(name).to_pylist()[:1], value]
+    with pytest.raises(InvariantBroken, match=rf"{name}: .*found {value}"):
+        validated(contract, with_column(good(contract), name, values))
+
+
+def test_every_reason_of_the_transform_is_allowed():
+    table = pa.concat_tables([good(Clusters).slice(0, 1)] * len(clusters.REASONS))
+    validated(Clusters, with_column(table, "reason", list(clusters.REASONS)))
