@@ -280,7 +280,7 @@ class Training(Section):
     eval_every: Positive
     eval_microbatches: Positive
     checkpoint_every: Positive
-    num_threads: Positive = 2
+    num_threads: Positive = 1  # on the CPU; the sums' order, and so the bytes, depend on it
 
     @model_validator(mode="after")
     def _windows_are_described(self) -> "Training":
