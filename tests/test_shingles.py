@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline_assets.transforms import shingles
-from pipeline_assets.transforms.shingles import hash_documents, shingle_hashes, unique_shingles, utf8_blocks
+from pipeline_assets.transforms.arrays import utf8_blocks
+from pipeline_assets.transforms.shingles import hash_documents, shingle_hashes, unique_shingles
 
 # Words from few letters of many kinds, so that short texts have runs, repeats, ideographs and separators.
 mixed_text = st.text(alphabet="aZé ,東ー안\u0301𠀀\n7", max_size=40)

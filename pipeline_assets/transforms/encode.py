@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline_assets.transforms.shingles import I64, utf8_blocks
+from pipeline_assets.transforms.arrays import I64, utf8_blocks
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 

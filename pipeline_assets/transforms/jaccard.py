@@ -6,14 +6,11 @@ Cost: one hashing pass, a sort a text, a merge a pair.
 
 from itertools import pairwise
 
-import numba as nb
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline_assets.transforms.shingles import I64, READ_I64, READ_U32, U32, hash_documents, utf8_blocks
-
-F64 = npt.NDArray[np.float64]
+from pipeline_assets.transforms.arrays import F64, I64, U32, utf8_blocks
+from pipeline_assets.transforms.shingles import hash_documents
 
 BLOCK_BYTES = 1 << 24
 
@@ -30,9 +27,11 @@ def shingle_sets(texts: pa.Array | pa.ChunkedArray, ngram: int = 5) -> tuple[U32
 
 def jaccard_of_sets(hashes: U32, offsets: I64, pairs: I64) -> F64:
     """Similarity of each pair of sets as `shingle_sets` gives them: int64[m, 2] -> float64[m]; two empty sets: 0."""
+    from pipeline_assets.transforms import kernels  # numba takes a second to import: not with the code location
+
     assert not len(pairs) or (pairs.min() >= 0 and pairs.max() < len(offsets) - 1), (pairs.min(), pairs.max())
     similarities = np.zeros(len(pairs), dtype=np.float64)
-    _jaccard(hashes, offsets, np.ascontiguousarray(pairs, dtype=np.int64), similarities)
+    kernels.jaccard(hashes, offsets, np.ascontiguousarray(pairs, dtype=np.int64), similarities)
     return similarities
 
 
@@ -48,21 +47,3 @@ def jaccard_of_pairs(texts: pa.Array | pa.ChunkedArray, pairs: I64, ngram: int =
         texts = texts.cast(pa.large_string())  # what is taken may exceed the 2 GiB of 32-bit offsets
     hashes, offsets = shingle_sets(texts.take(pa.array(rows)), ngram)
     return jaccard_of_sets(hashes, offsets, positions.reshape(pairs.shape))
-
-
-@nb.njit(
-    nb.void(READ_U32, READ_I64, nb.types.Array(nb.int64, 2, "C", readonly=True), nb.float64[::1]),
-    nogil=True,
-    cache=True,
-)
-def _jaccard(hashes, offsets, pairs, similarities):  # type: ignore[no-untyped-def]
-    for row in range(len(pairs)):
-        left, left_end = offsets[pairs[row, 0]], offsets[pairs[row, 0] + 1]
-        right, right_end = offsets[pairs[row, 1]], offsets[pairs[row, 1] + 1]
-        num_values = left_end - left + right_end - right
-        num_shared = 0
-        while left < left_end and right < right_end:
-            num_shared += hashes[left] == hashes[right]
-            left, right = left + (hashes[left] <= hashes[right]), right + (hashes[right] <= hashes[left])
-        if num_values:
-            similarities[row] = num_shared / (num_values - num_shared)

@@ -8,7 +8,7 @@ Cost: one sort.
 import numpy as np
 import numpy.typing as npt
 
-from pipeline_assets.transforms.shingles import I64, U64
+from pipeline_assets.transforms.arrays import I64, U64
 
 
 def choose_kept(labels: I64, pool_priorities: npt.NDArray[np.integer], keys: U64) -> I64:

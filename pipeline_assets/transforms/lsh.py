@@ -7,12 +7,11 @@ one: linear, and connected just as all pairs would be. Results do not depend on 
 Cost: 8 bytes a key and an argsort.
 """
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 
-from pipeline_assets.transforms.minhash import EMPTY_VALUE, MinHashParams
-from pipeline_assets.transforms.shingles import I64, MIX_1, MIX_2, SHIFT, U32, U64
+from pipeline_assets.transforms.arrays import I64, U32, U64
+from pipeline_assets.transforms.minhash import MinHashParams
 
 NO_KEY = np.uint64(0)  # the keys of a document without words; it equals nothing, not even itself
 
@@ -23,13 +22,15 @@ def band_keys(signatures: U32, params: MinHashParams) -> U64:
     From h = fmix64(band number + 1), each value v of the band is folded in: h = fmix64(h ^ v). A row of a document
     without words gets NO_KEY in every band.
 
-    >>> band_keys(np.full((1, 112), EMPTY_VALUE), MinHashParams()).any()
+    >>> band_keys(np.full((1, 112), 2**32 - 1, np.uint32), MinHashParams()).any()
     np.False_
     """
+    from pipeline_assets.transforms import kernels  # numba takes a second to import: not with the code location
+
     assert signatures.dtype == np.uint32, signatures.dtype
     assert signatures.shape[1] == params.num_perm, (signatures.shape, params.num_perm)
     keys = np.empty((len(signatures), params.num_bands), dtype=np.uint64)
-    _band_keys(np.ascontiguousarray(signatures), params.rows_per_band, keys)
+    kernels.band_keys(np.ascontiguousarray(signatures), params.rows_per_band, keys)
     return keys
 
 
@@ -116,24 +117,3 @@ def collision_probability(
     0.924
     """
     return 1 - (1 - similarity**rows_per_band) ** num_bands
-
-
-@nb.njit(inline="always")
-def _fold(value):  # type: ignore[no-untyped-def]
-    value = (value ^ (value >> SHIFT)) * MIX_1
-    value = (value ^ (value >> SHIFT)) * MIX_2
-    return value ^ (value >> SHIFT)
-
-
-@nb.njit(nb.void(nb.types.Array(nb.uint32, 2, "C", readonly=True), nb.int64, nb.uint64[:, ::1]), nogil=True, cache=True)
-def _band_keys(signatures, rows_per_band, keys):  # type: ignore[no-untyped-def]
-    for document in range(keys.shape[0]):
-        has_words = False
-        for band in range(keys.shape[1]):
-            key = _fold(np.uint64(band + 1))
-            for value in signatures[document, band * rows_per_band : (band + 1) * rows_per_band]:
-                has_words |= value != EMPTY_VALUE
-                key = _fold(key ^ np.uint64(value))
-            keys[document, band] = max(key, np.uint64(1))
-        if not has_words:
-            keys[document] = NO_KEY

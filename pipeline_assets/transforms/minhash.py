@@ -8,24 +8,18 @@ equal rows, on any machine and in any grouping. Cost: one pass over the text, 4 
 from dataclasses import dataclass
 from functools import cache
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline_assets.transforms.shingles import READ_I64, READ_U32, U32, hash_documents, utf8_blocks
+from pipeline_assets.transforms.arrays import U32, utf8_blocks
+from pipeline_assets.transforms.shingles import hash_documents
 from pipeline_assets.transforms.words import UNICODE_VERSION
 from training_io.errors import RecipeError
 
 EMPTY_VALUE = np.uint32(0xFFFFFFFF)  # the minimum over no shingle at all
 
 BLOCK_BYTES = 1 << 20  # text hashed before it is signed: its shingles stay in the cache
-BLOCK_SHINGLES = 1024
-
-MIX32_1 = np.uint32(0x85EBCA6B)
-MIX32_2 = np.uint32(0xC2B2AE35)
-SHIFT_13 = np.uint32(13)
-SHIFT_16 = np.uint32(16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +75,14 @@ def sign_documents(texts: pa.Array | pa.ChunkedArray, params: MinHashParams) -> 
     >>> bool((signatures[0] == signatures[1]).all()), stats.num_words
     (True, 6)
     """
+    from pipeline_assets.transforms import kernels  # numba takes a second to import: not with the code location
+
     multipliers, addends = permutations(params.num_perm, params.seed)
     signatures = np.full((len(texts), params.num_perm), EMPTY_VALUE, dtype=np.uint32)
     num_bytes = total_words = num_shingles = num_wordless = row = 0
     for data, offsets in utf8_blocks(texts, BLOCK_BYTES):
         hashes, hash_offsets, num_words = hash_documents(data, offsets, params.ngram)
-        _sign(hashes, hash_offsets, multipliers, addends, signatures[row : row + len(num_words)])
+        kernels.sign(hashes, hash_offsets, multipliers, addends, signatures[row : row + len(num_words)])
         row += len(num_words)
         num_bytes += int(offsets[-1] - offsets[0])
         total_words += int(num_words.sum())
@@ -120,24 +116,3 @@ def permutations(num_perm: int, seed: int) -> tuple[U32, U32]:
     assert both.dtype == np.uint32, both.dtype
     both.flags.writeable = False
     return both[0], both[1]
-
-
-# numba widens uint32 × uint32 to 64 bits, which would be another hash family: every product is cast back.
-@nb.njit(nb.void(READ_U32, READ_I64, READ_U32, READ_U32, nb.uint32[:, ::1]), nogil=True, cache=True)
-def _sign(hashes, offsets, multipliers, addends, signatures):  # type: ignore[no-untyped-def]
-    mixed = np.empty(BLOCK_SHINGLES, dtype=np.uint32)
-    for document in range(len(offsets) - 1):
-        signature = signatures[document]
-        for start in range(offsets[document], offsets[document + 1], BLOCK_SHINGLES):
-            num = min(BLOCK_SHINGLES, offsets[document + 1] - start)
-            for index in range(num):
-                value = hashes[start + index]
-                value = np.uint32((value ^ (value >> SHIFT_16)) * MIX32_1)
-                value = np.uint32((value ^ (value >> SHIFT_13)) * MIX32_2)
-                mixed[index] = value ^ (value >> SHIFT_16)
-            for permutation in range(len(multipliers)):
-                multiplier, addend = multipliers[permutation], addends[permutation]
-                least = signature[permutation]
-                for index in range(num):
-                    least = min(least, np.uint32(np.uint32(multiplier * mixed[index]) + addend))
-                signature[permutation] = least

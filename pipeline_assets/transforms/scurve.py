@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline_assets.transforms.jaccard import F64, jaccard_of_pairs
+from pipeline_assets.transforms.arrays import F64, I64
+from pipeline_assets.transforms.jaccard import jaccard_of_pairs
 from pipeline_assets.transforms.lsh import collision_probability, shared_bands
 from pipeline_assets.transforms.minhash import MinHashParams, sign_documents
-from pipeline_assets.transforms.shingles import I64
 from pipeline_assets.transforms.words import words
 
 Signer = Callable[[pa.Array, MinHashParams], tuple[npt.NDArray[Any], Any]]

@@ -7,7 +7,7 @@ depend on content, coordinates and the seed alone. Cost: 8 bytes a document and 
 
 import numpy as np
 
-from pipeline_assets.transforms.shingles import I64, U8, U64
+from pipeline_assets.transforms.arrays import I64, U8, U64
 from training_io.errors import RecipeError
 from training_io.hashing import derive_seed, keyed_hash
 

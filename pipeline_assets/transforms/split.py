@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from pipeline_assets.transforms.shingles import I64, U8
+from pipeline_assets.transforms.arrays import I64, U8
 from training_io.errors import RecipeError
 from training_io.hashing import DOC_ID_BYTES, derive_seed, keyed_hash
 
