@@ -4,7 +4,7 @@ PORT ?= 3000
 BIN := .venv/bin
 
 export CORPUSMILL_HOME ?= $(CURDIR)/.corpusmill
-export DAGSTER_HOME := $(CORPUSMILL_HOME)/dagster
+export DAGSTER_HOME := $(abspath $(CORPUSMILL_HOME))/dagster
 
 .PHONY: run prepare ui test lint env env-prepare env-test bench
 

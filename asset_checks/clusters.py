@@ -1,7 +1,7 @@
 """Promise: clusters are the components of documents that share a bucket, and nothing is removed without evidence."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from pipeline_assets.signatures import SIGNATURES, minhash_params
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage, units_in
 from pipeline_assets.transforms.minhash import MinHashParams, sign_documents
+from pipeline_assets.transforms.rows import doc_id_matrix
 from pipeline_assets.transforms.scurve import measure_scurve, plant_pairs
 from pipeline_assets.transforms.words import words
 from resources.artifact_store import ArtifactRef
@@ -62,54 +63,54 @@ def clusters_are_connected_components(
 ) -> Verdict:
     """Recounted from the whole signatures: rows with 8 equal values in a band, or equal texts, are in one component.
 
-    The route is another one: no band keys and no buckets, but the bands' raw bytes, and components by breadth-first
-    search.
+    The route is another one: no band keys and no buckets, but the bands' raw bytes, and scipy's components.
     """
     table = decisions(stage, lsh_clusters, raw_row_groups)
-    corpus, _ = split_units(units_in(stage, minhash_signatures))
-    signatures = np.concatenate([stage.array(unit, SIGNATURES) for unit in corpus])
-    groups: list[Sequence[bytes]] = [table.column("doc_id").to_pylist()]
+    doc_ids = doc_id_matrix(table.column("doc_id"))
+    edges = [_equal_rows(doc_ids)]
     if stage.recipe.dedup.mode != "exact":
-        groups += _band_bytes(signatures, minhash_params(stage.recipe).rows_per_band)
-    labels = _components(groups)
-    claimed = table.column("cluster_id").to_pylist()
-    pairs = set(zip(labels, claimed, strict=True))
-    split = [label for label, count in Counter(label for label, _ in pairs).items() if count > 1]
-    merged = [cluster for cluster, count in Counter(cluster for _, cluster in pairs).items() if count > 1]
-    violations = [f"component of row {label:,} is spread over several clusters" for label in split]
-    violations += [f"cluster {cluster.hex()[:16]} joins several components" for cluster in merged]
-    return verdict_of("clusters = components of the bucket graph", violations, f"{len(set(claimed)):,} clusters")
+        corpus, _ = split_units(units_in(stage, minhash_signatures))
+        signatures = np.concatenate([stage.array(unit, SIGNATURES) for unit in corpus])
+        edges += [_equal_rows(band) for band in bands_of(signatures, minhash_params(stage.recipe).rows_per_band)]
+    labels = _components(len(doc_ids), np.concatenate(edges))
+    claimed = np.unique(doc_id_matrix(table.column("cluster_id")), axis=0, return_inverse=True)[1].ravel()
+    pairs = np.unique(np.column_stack([labels, claimed]), axis=0)
+    spread = np.flatnonzero(np.bincount(pairs[:, 0]) > 1)
+    joined = np.flatnonzero(np.bincount(pairs[:, 1]) > 1)
+    violations = [
+        f"the component of document {doc_ids[np.argmax(labels == label)].tobytes().hex()[:16]} is spread over clusters"
+        for label in spread
+    ]
+    violations += [
+        f"the cluster of document {doc_ids[np.argmax(claimed == cluster)].tobytes().hex()[:16]} joins components"
+        for cluster in joined
+    ]
+    return verdict_of("clusters = components of the bucket graph", violations, f"{claimed.max() + 1:,} clusters")
 
 
-def _band_bytes(signatures: npt.NDArray[np.uint32], rows_per_band: int) -> list[list[bytes]]:
-    """For each band the 8 values of each document as bytes; a wordless document is alone in every band."""
-    wordless = (signatures == 0xFFFFFFFF).all(axis=1)
-    bands = []
+def bands_of(signatures: npt.NDArray[np.uint32], rows_per_band: int) -> Iterator[npt.NDArray[np.uint8]]:
+    """The bytes of each band of the documents that have words; a wordless row differs from all others in each."""
+    wordless = np.flatnonzero((signatures == 0xFFFFFFFF).all(axis=1))
     for start in range(0, signatures.shape[1], rows_per_band):
-        band = np.ascontiguousarray(signatures[:, start : start + rows_per_band])
-        keys = [row.tobytes() for row in band]
-        bands.append([f"alone {row}".encode() if wordless[row] else key for row, key in enumerate(keys)])
-    return bands
+        band = signatures[:, start : start + rows_per_band].astype(np.uint64)
+        band[wordless] = 2**40 + wordless[:, None].astype(np.uint64)
+        yield np.ascontiguousarray(band).view(np.uint8)
 
 
-def _components(groups: Sequence[Sequence[bytes]]) -> list[int]:
-    """Smallest member of each row's component, rows being joined where they are equal in any of the groups."""
-    members: list[dict[bytes, list[int]]] = [{} for _ in groups]
-    for place, keys in zip(members, groups, strict=True):
-        for row, key in enumerate(keys):
-            place.setdefault(key, []).append(row)
-    labels = [-1] * len(groups[0])
-    for first in range(len(labels)):
-        if labels[first] >= 0:
-            continue
-        labels[first], waiting = first, [first]
-        while waiting:
-            row = waiting.pop()
-            for place, keys in zip(members, groups, strict=True):
-                for other in place.pop(keys[row], ()):
-                    if labels[other] < 0:
-                        labels[other] = first
-                        waiting.append(other)
+def _equal_rows(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Edges between rows of equal bytes, neighbours in sorted order: int64[m, 2]."""
+    keys = np.ascontiguousarray(rows).view(f"V{rows.shape[1]}").ravel()
+    order = np.argsort(keys, kind="stable")
+    same = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+    return np.column_stack([order[same], order[same + 1]])
+
+
+def _components(num_nodes: int, edges: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    from scipy.sparse import coo_array  # half a second: not with the code location
+    from scipy.sparse.csgraph import connected_components
+
+    graph = coo_array((np.ones(len(edges), np.int8), (edges[:, 0], edges[:, 1])), shape=(num_nodes, num_nodes))
+    labels: npt.NDArray[np.int32] = connected_components(graph, directed=False)[1]
     return labels
 
 

@@ -1,17 +1,21 @@
 """Promise: a split's shards, one after another, are its documents in order, nothing lost."""
 
-from collections import Counter
+import hashlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from asset_checks.verdicts import Verdict, law, verdict_of
+from pipeline_assets.source import ROWS_NAME, pool_names
 from pipeline_assets.splits import TABLE_NAME
 from pipeline_assets.stripes import Stage, units_in
-from pipeline_assets.tokens import DOC_IDS, LENGTHS, TOKENS
+from pipeline_assets.tokens import DOC_IDS, LENGTHS, ROWS, TOKENS
 from resources.artifact_store import ArtifactRef
 from training_io import invariants
 from training_io.document_index import DocumentIndex, read_index
+from training_io.hashing import derive_seed, keyed_hash
 from training_io.manifest import damaged_files
 
 HEADER_BYTES = 1024
@@ -39,56 +43,77 @@ def shards_end_every_document_once(stage: Stage, token_shards: ArtifactRef) -> V
 
 
 def shards_hold_every_document_once(
-    stage: Stage, token_shards: ArtifactRef, split_documents: ArtifactRef, document_tokens: ArtifactRef
+    stage: Stage,
+    token_shards: ArtifactRef,
+    split_documents: ArtifactRef,
+    document_tokens: ArtifactRef,
+    raw_row_groups: ArtifactRef,
 ) -> Verdict:
-    """Documents and token sums of the split tables = those of the index; each document's tokens = its unit's tokens."""
+    """The index's documents are those of the split, in the recipe's order, and each has its unit's tokens.
+
+    The order is recounted by sorting doc_ids and source coordinates in Python; tokens are compared by their hash.
+    """
     folder = stage.folder(token_shards)
     violations: list[str] = []
-    expected = _documents_by_split(stage, split_documents, document_tokens)
+    expected = _documents_by_split(stage, split_documents, document_tokens, raw_row_groups)
     for index in indexes(folder, token_shards):
-        found, wanted = Counter(_documents_in_shards(folder, index)), Counter(expected.get(index.split, []))
-        violations += [
-            f"{index.split}: {doc_id.hex()[:16]} of the split tables is not in the shards with its tokens"
-            for doc_id, _ in wanted - found
-        ]
-        violations += [
-            f"{index.split}: {doc_id.hex()[:16]} is in the shards, but not in the split tables with those tokens"
-            for doc_id, _ in found - wanted
-        ]
+        wanted = [document for _, document in sorted(expected.get(index.split, []))]
+        found = list(_documents_in_shards(folder, index))
+        if found == wanted:
+            continue
+        lost, extra = set(wanted) - set(found), set(found) - set(wanted)
+        at = next((row for row, pair in enumerate(zip(found, wanted, strict=False)) if pair[0] != pair[1]), len(found))
+        violations.append(
+            f"{index.split}: {len(lost):,} documents of the split are not in the shards with their tokens,"
+            f" {len(extra):,} others are, {len(found):,} in the shards and {len(wanted):,} in the tables;"
+            f" the first difference is at document {at:,}"
+        )
     return verdict_of(
-        "documents in the shards = documents of the split, token for token",
+        "documents in the shards = documents of the split, in order, token for token",
         violations,
         f"{token_shards.counts['documents']:,} documents, {token_shards.counts['tokens']:,} tokens",
     )
 
 
+Document = tuple[bytes, bytes]
+"""doc_id, and the hash of the tokens' bytes."""
+
+
 def _documents_by_split(
-    stage: Stage, split_documents: ArtifactRef, document_tokens: ArtifactRef
-) -> dict[str, list[tuple[bytes, bytes]]]:
-    """By split: each document's doc_id and token bytes, from the token units."""
-    documents: dict[str, list[tuple[bytes, bytes]]] = {}
-    pairs = zip(units_in(stage, split_documents), units_in(stage, document_tokens), strict=True)
-    for table_unit, unit in pairs:
+    stage: Stage, split_documents: ArtifactRef, document_tokens: ArtifactRef, raw_row_groups: ArtifactRef
+) -> dict[str, list[tuple[Any, Document]]]:
+    """By split: the sort key and content of each document, from the token units and the raw rows."""
+    documents: dict[str, list[tuple[Any, Document]]] = {}
+    units = [units_in(stage, asset) for asset in (split_documents, document_tokens, raw_row_groups)]
+    pools = pool_names(stage.recipe)
+    key = derive_seed(stage.recipe.seed, "shuffle")
+    for table_unit, unit, raw in zip(*units, strict=True):
         splits = stage.table(table_unit, TABLE_NAME, ["split"]).column("split").to_pylist()
-        doc_ids, tokens = stage.array(unit, DOC_IDS), stage.array(unit, TOKENS)
+        places = stage.table(raw, ROWS_NAME, ["pool", "file", "row_group", "row"]).to_pylist()
+        doc_ids, tokens, rows = (stage.array(unit, name) for name in (DOC_IDS, TOKENS, ROWS))
         ends = np.cumsum(stage.array(unit, LENGTHS))
-        starts = np.concatenate([[0], ends[:-1]])
+        hashes = keyed_hash(np.asarray(doc_ids), key).tolist()
+        start = 0
         for row, split in enumerate(splits):
-            content = tokens[starts[row] : ends[row]].tobytes()
-            documents.setdefault(split, []).append((doc_ids[row].tobytes(), content))
+            place = places[rows[row]]
+            doc_id = doc_ids[row].tobytes()
+            coordinate = (pools.index(place["pool"]), place["file"], place["row_group"], place["row"])
+            order = coordinate if stage.recipe.splits.order == "source" else (hashes[row], doc_id, coordinate)
+            content = hashlib.sha256(tokens[start : ends[row]].tobytes()).digest()
+            documents.setdefault(split, []).append((order, (doc_id, content)))
+            start = ends[row]
     return documents
 
 
-def _documents_in_shards(folder: Path, index: DocumentIndex) -> list[tuple[bytes, bytes]]:
-    """Each document's doc_id and token bytes, read from the shard files by byte offset."""
-    found = []
+def _documents_in_shards(folder: Path, index: DocumentIndex) -> Iterator[Document]:
+    """Each document's doc_id and the hash of its tokens, read from the shard files by byte offset."""
     token_bytes = 2 if index.token_dtype == "uint16" else 4
-    contents = [(folder / file).read_bytes() for file in index.shard_files]
-    for row in range(index.num_documents):
-        start = HEADER_BYTES + int(index.offsets[row]) * token_bytes
-        end = start + int(index.lengths[row]) * token_bytes
-        found.append((index.doc_ids[row].tobytes(), contents[int(index.shards[row])][start:end]))
-    return found
+    for shard, file in enumerate(index.shard_files):
+        with (folder / file).open("rb") as opened:
+            for row in np.flatnonzero(index.shards == shard):
+                opened.seek(HEADER_BYTES + int(index.offsets[row]) * token_bytes)
+                content = opened.read(int(index.lengths[row]) * token_bytes)
+                yield index.doc_ids[row].tobytes(), hashlib.sha256(content).digest()
 
 
 def indexes(folder: Path, token_shards: ArtifactRef) -> list[DocumentIndex]:

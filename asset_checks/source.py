@@ -13,9 +13,12 @@ LEFT_OUT = ("null_text", "empty_text", "invalid_utf8")
 
 
 def every_source_row_is_used_or_counted(stage: Stage, raw_row_groups: ArtifactRef) -> Verdict:
-    """Rows that the source's footers promise = rows in the written table + rows left out, unit by unit."""
+    """Rows that the source's footers promise = rows in the written table + rows left out, unit by unit.
+
+    And the units together hold each row group of the selected stripes of each file, once.
+    """
     units = units_in(stage, raw_row_groups)
-    violations, promised = [], 0
+    violations, promised = _row_groups_left_out(stage, units), 0
     for unit in units:
         written = pq.read_metadata(stage.folder(unit) / ROWS_NAME).num_rows
         left_out = sum(unit.counts[reason] for reason in LEFT_OUT)
@@ -28,6 +31,22 @@ def every_source_row_is_used_or_counted(stage: Stage, raw_row_groups: ArtifactRe
     return verdict_of(
         "rows in the source's footers = rows used + rows left out with a reason", violations, f"{promised:,} rows"
     )
+
+
+def _row_groups_left_out(stage: Stage, units: list[ArtifactRef]) -> list[str]:
+    reading = stage.recipe.reading
+    read: dict[tuple[str, str], list[int]] = {}
+    sizes: dict[tuple[str, str], int] = {}
+    for unit in units:
+        key = (unit.counts["pool"], unit.counts["file"])
+        read.setdefault(key, []).extend(stage.open(unit)[1].inputs["row_groups"])
+        sizes[key] = unit.counts["row_groups_in_file"]
+    return [
+        f"{pool}/{file}: expected {len(wanted):,} row groups of {sizes[pool, file]:,}, found {len(found):,}"
+        for (pool, file), found in read.items()
+        if sorted(found)
+        != (wanted := [n for n in range(sizes[pool, file]) if n % reading.stripes < reading.stripes_read])
+    ]
 
 
 def doc_ids_are_hashes_of_texts(stage: Stage, raw_row_groups: ArtifactRef) -> Verdict:

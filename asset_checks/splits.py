@@ -3,10 +3,13 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
+import numpy as np
 import pyarrow as pa
 
 from asset_checks.verdicts import Verdict, law, verdict_of
-from pipeline_assets.clusters import HITS_NAME, slice_name
+from pipeline_assets.clusters import slice_name, split_units
+from pipeline_assets.signatures import DOC_IDS as CORPUS_DOC_IDS
+from pipeline_assets.signatures import SIGNATURES, minhash_params
 from pipeline_assets.splits import TABLE_NAME
 from pipeline_assets.stripes import Stage, units_in
 from pipeline_assets.tokens import DOC_IDS
@@ -18,42 +21,70 @@ USED_REASON = "used"
 
 def no_document_is_in_two_splits(stage: Stage, split_documents: ArtifactRef) -> Verdict:
     """Each doc_id has one split, over all units."""
-    rows = _rows(stage, split_documents, "doc_id")
+    rows = _split_of_documents(stage, split_documents)
     return verdict_of("one split a document", _in_two_splits("document", rows), f"{len(rows):,} documents")
 
 
-def no_cluster_is_in_two_splits(stage: Stage, split_documents: ArtifactRef) -> Verdict:
-    """Each cluster has one split, over all units."""
-    rows = _rows(stage, split_documents, "cluster_id")
+def no_cluster_is_in_two_splits(stage: Stage, split_documents: ArtifactRef, lsh_clusters: ArtifactRef) -> Verdict:
+    """Each cluster, as clustering decided it, has one split over all units."""
+    cluster_of = _cluster_of_documents(stage, split_documents, lsh_clusters)
+    rows = [(cluster_of[doc_id], split) for doc_id, split in _split_of_documents(stage, split_documents)]
     clusters = len({cluster for cluster, _ in rows})
     return verdict_of("one split a cluster", _in_two_splits("cluster", rows), f"{clusters:,} clusters")
 
 
 def no_reference_text_is_in_validation(
-    stage: Stage, split_documents: ArtifactRef, reference_sets: ArtifactRef, lsh_clusters: ArtifactRef
+    stage: Stage,
+    split_documents: ArtifactRef,
+    reference_sets: ArtifactRef,
+    lsh_clusters: ArtifactRef,
+    minhash_signatures: ArtifactRef,
 ) -> Verdict:
-    """Neither a reference text nor a document of a cluster that one matched is in validation or test."""
-    texts = {
-        text
-        for reference in stage.recipe.references
-        for text in stage.table(reference_sets, f"{reference.name}.parquet", ["doc_id"]).column("doc_id").to_pylist()
-    }
-    matched = set(stage.table(lsh_clusters, HITS_NAME, ["doc_id"]).column("doc_id").to_pylist())
-    held_out: set[bytes] = set()
-    for unit in units_in(stage, split_documents):
-        slices = stage.table(lsh_clusters, slice_name(unit.unit), ["doc_id", "cluster_id"])
-        pairs = zip(slices.column("doc_id").to_pylist(), slices.column("cluster_id").to_pylist(), strict=True)
-        held_out |= {cluster for doc_id, cluster in pairs if doc_id in matched or doc_id in texts}
-    violations, judged = [], 0
-    for unit in units_in(stage, split_documents):
-        table = stage.table(unit, TABLE_NAME, ["doc_id", "cluster_id", "split"])
-        for doc_id, cluster, split in zip(
-            *(table.column(name).to_pylist() for name in table.column_names), strict=True
-        ):
-            judged += split in SPLITS[1:]
-            if split in SPLITS[1:] and (doc_id in texts or cluster in held_out):
-                violations.append(f"{doc_id.hex()[:16]} of a held-out cluster is in {split}")
-    return verdict_of("no reference text or near copy in validation or test", violations, f"{judged:,} documents")
+    """Neither a reference text, nor a text with a band of one, nor another of such a text's cluster, is in validation.
+
+    Bands are compared again as the signatures' raw bytes; the hits that clustering recorded are not believed.
+    """
+    cluster_of = _cluster_of_documents(stage, split_documents, lsh_clusters)
+    near = _documents_near_references(stage, minhash_signatures)
+    for reference in stage.recipe.references:
+        near |= set(stage.table(reference_sets, f"{reference.name}.parquet", ["doc_id"]).column("doc_id").to_pylist())
+    held_out = {cluster_of[doc_id] for doc_id in near & cluster_of.keys()}
+    judged = [row for row in _split_of_documents(stage, split_documents) if row[1] != SPLITS[0]]
+    violations = [
+        f"{doc_id.hex()[:16]} of a held-out cluster is in {split}"
+        for doc_id, split in judged
+        if doc_id in near or cluster_of[doc_id] in held_out
+    ]
+    return verdict_of("no reference text or near copy in validation or test", violations, f"{len(judged):,} documents")
+
+
+def _documents_near_references(stage: Stage, minhash_signatures: ArtifactRef) -> set[bytes]:
+    """Documents of the corpus that agree with a reference text in all values of some band."""
+    corpus, references = split_units(units_in(stage, minhash_signatures))
+    if not references:
+        return set()
+    rows_per_band = minhash_params(stage.recipe).rows_per_band
+    wanted = np.concatenate([stage.array(unit, SIGNATURES) for unit in references])
+    wanted = wanted[(wanted != 0xFFFFFFFF).any(axis=1)]
+    found: set[bytes] = set()
+    for unit in corpus:
+        signatures, doc_ids = stage.array(unit, SIGNATURES), stage.array(unit, CORPUS_DOC_IDS)
+        for start in range(0, signatures.shape[1], rows_per_band):
+            texts, banned = (
+                np.ascontiguousarray(values[:, start : start + rows_per_band]).view(f"V{4 * rows_per_band}").ravel()
+                for values in (signatures, wanted)
+            )
+            found |= {doc_ids[row].tobytes() for row in np.flatnonzero(np.isin(texts, banned))}
+    return found
+
+
+def _cluster_of_documents(stage: Stage, split_documents: ArtifactRef, lsh_clusters: ArtifactRef) -> dict[bytes, bytes]:
+    slices = [
+        stage.table(lsh_clusters, slice_name(unit.unit), ["doc_id", "cluster_id"])
+        for unit in units_in(stage, split_documents)
+    ]
+    table = pa.concat_tables(slices)
+    return dict(zip(table.column("doc_id").to_pylist(), table.column("cluster_id").to_pylist(), strict=True))
 
 
 def every_kept_document_has_a_split_or_a_reason(
@@ -82,11 +113,12 @@ def every_kept_document_has_a_split_or_a_reason(
     )
 
 
-def _rows(stage: Stage, split_documents: ArtifactRef, key: str) -> list[tuple[bytes, str]]:
-    tables = [stage.table(unit, TABLE_NAME, [key, "split"]) for unit in units_in(stage, split_documents)]
+def _split_of_documents(stage: Stage, split_documents: ArtifactRef) -> list[tuple[bytes, str]]:
+    """doc_id and split of every document that is in a split."""
+    tables = [stage.table(unit, TABLE_NAME, ["doc_id", "split"]) for unit in units_in(stage, split_documents)]
     table = pa.concat_tables(tables)
-    pairs = zip(table.column(key).to_pylist(), table.column("split").to_pylist(), strict=True)
-    return [(value, split) for value, split in pairs if split in SPLITS]
+    pairs = zip(table.column("doc_id").to_pylist(), table.column("split").to_pylist(), strict=True)
+    return [(doc_id, split) for doc_id, split in pairs if split in SPLITS]
 
 
 def _in_two_splits(what: str, rows: Iterable[tuple[bytes, str]]) -> list[str]:

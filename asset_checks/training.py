@@ -1,7 +1,6 @@
 """Promise: no token sees another document, and the model learns."""
 
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asset_checks.verdicts import Verdict, law
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from training_io.model import Model
 
 MAX_POKED_SEGMENTS = 8
+MAX_POKED_TOKENS = 4_096
 
 
 def no_token_sees_another_document(
@@ -34,16 +34,15 @@ def no_token_sees_another_document(
         )
     import torch
 
-    model = trained_model(stage, stage.folder(varlen_training_run), packing_plan)
+    model = trained_model(stage, varlen_training_run, packing_plan)
+    device = model.tokens.weight.device
     batch = next(Sampler(load_plan(stage.folder(packing_plan), "train", allow_quarantined=True)))
-    bounds = batch.cu_seqlens.tolist()
-    segments = [(start, end) for start, end in pairwise(bounds) if end - start > 1][:MAX_POKED_SEGMENTS]
-    inputs = torch.from_numpy(batch.inputs.copy())
-    fixed: tuple[Any, ...] = (
-        torch.from_numpy(batch.position_ids.copy()),
-        torch.from_numpy(batch.cu_seqlens.copy()),
-        batch.max_seqlen,
-    )
+    bounds = _first_segments(batch.cu_seqlens.tolist())
+    segments = [(start, end) for start, end in pairwise(bounds) if end - start > 1]
+    inputs = torch.from_numpy(batch.inputs[: bounds[-1]].copy()).to(device)
+    positions = torch.from_numpy(batch.position_ids[: bounds[-1]].copy()).to(device)
+    cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=device)
+    fixed = (positions, cu_seqlens, max(end - start for start, end in pairwise(bounds)))
     violations: list[dict[str, Any]] = []
     with torch.no_grad():
         before = model(inputs, *fixed)
@@ -63,18 +62,30 @@ def no_token_sees_another_document(
     )
 
 
-def trained_model(stage: Stage, run: Path, packing_plan: ArtifactRef) -> "Model":
-    """The run's model with its final weights, on the CPU in float32."""
+def _first_segments(bounds: list[int]) -> list[int]:
+    """The boundaries of the first few segments: two at least, then as many as fit into some thousand tokens."""
+    fitting = sum(bound <= MAX_POKED_TOKENS for bound in bounds)
+    return bounds[: min(max(fitting, 3), MAX_POKED_SEGMENTS + 1)]
+
+
+def trained_model(stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef) -> "Model":
+    """The run's model with its final weights, with the attention it was trained with where this machine has it."""
     import torch
 
     from training_io.checkpoint import load_checkpoint
     from training_io.model import Model
 
+    counts = varlen_training_run.counts
+    is_on_gpu = counts["device"].startswith("cuda") and torch.cuda.is_available()
     plan = load_plan(stage.folder(packing_plan), "train", allow_quarantined=True)
     vocab_size = int(load_manifest(plan.shards.path).counts["vocab_size"])
-    model = Model(model_config(stage, vocab_size), torch.Generator().manual_seed(0), backend="sdpa")
-    model.load_state_dict(load_checkpoint(run / CHECKPOINT_FOLDER).payload["model"])
-    return model.eval()
+    backend = counts["attention"] if is_on_gpu else "sdpa"
+    model = Model(model_config(stage, vocab_size), torch.Generator().manual_seed(0), backend=backend)
+    folder = stage.folder(varlen_training_run) / CHECKPOINT_FOLDER
+    model.load_state_dict(load_checkpoint(folder).payload["model"])
+    if backend == "varlen":
+        model = model.to(torch.bfloat16)  # its kernel knows half precision only
+    return model.to("cuda" if is_on_gpu else "cpu").eval()
 
 
 def validation_loss_falls(stage: Stage, varlen_training_run: ArtifactRef) -> Verdict:

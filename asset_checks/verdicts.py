@@ -12,10 +12,9 @@ from typing import Any
 
 import dagster as dg
 
-from pipeline_assets.references import PipelineResource
+from pipeline_assets.references import run_ids_of
 from pipeline_assets.report import rows_metadata
-from pipeline_assets.stripes import Stage
-from resources.artifact_store import ArtifactRef
+from pipeline_assets.stripes import merged_lineage, stage_of
 
 MAX_EXAMPLES = 20
 
@@ -66,30 +65,25 @@ def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefi
         required_resource_keys={"pipeline"},
     )
     def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        stage, refs = _open(context, assets)
+        stage = stage_of(context, is_judging=True)
+        run_ids = run_ids_of(context.run)
+        ref = stage.pipeline.resolve(judged, run_ids)
+        others = {name: stage.pipeline.resolve(name, run_ids) for name in assets[1:]}
+        merged_lineage({judged: ref, **others})
         try:
-            verdict = judge(stage, *refs)
+            verdict = judge(stage, ref, *others.values())
         except Exception as error:
             if blocking:
-                stage.store.quarantine(refs[0], judge.__name__, f"the check crashed: {error}")
+                stage.store.quarantine(ref, judge.__name__, f"the check crashed: {error}")
             raise
         holds_back = blocking and not verdict.is_choice
         if holds_back and verdict.num_violations:
-            stage.store.quarantine(refs[0], judge.__name__, verdict.found)
+            stage.store.quarantine(ref, judge.__name__, verdict.found)
         elif blocking:
-            stage.store.lift(refs[0], judge.__name__)
+            stage.store.lift(ref, judge.__name__)
         return _result(verdict, holds_back)
 
     return check
-
-
-def _open(context: dg.AssetCheckExecutionContext, assets: Sequence[str]) -> tuple[Stage, list[ArtifactRef]]:
-    resource: PipelineResource = context.resources.pipeline
-    pipeline = resource.open()
-    run = context.run
-    run_ids = tuple(run_id for run_id in (run.run_id, run.parent_run_id, run.root_run_id) if run_id)
-    stage = Stage(pipeline=pipeline, say=context.log.info, is_judging=True)
-    return stage, [pipeline.resolve(asset, run_ids) for asset in assets]
 
 
 def _result(verdict: Verdict, is_error: bool) -> dg.AssetCheckResult:

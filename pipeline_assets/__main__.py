@@ -19,7 +19,7 @@ from dagster import DagsterEventType
 
 from pipeline_assets.recipe import STAGES
 from resources.artifact_store import home_folder
-from resources.execution import prepare_instance
+from resources.execution import PROCESS_TAG, close_dead_runs, prepare_instance, process_lock
 from training_io.errors import CorpusmillError
 
 TRAINING_ASSET = "varlen_training_run"
@@ -71,12 +71,14 @@ def _run(home: Path, instance_folder: Path, without_training: bool, output: Path
     started = time.monotonic()
     assets = [name for name in STAGES if not (without_training and name == TRAINING_ASSET)]
     job = build_definitions().resolve_implicit_global_asset_job_def()
-    with dg.DagsterInstance.get() as instance:
+    with dg.DagsterInstance.get() as instance, process_lock(instance_folder) as process:
+        close_dead_runs(instance, instance_folder)
         result = job.execute_in_process(
             instance=instance,
             asset_selection=[dg.AssetKey(name) for name in assets],
             raise_on_error=False,
             run_config={"loggers": {"progress": {}}},
+            tags={PROCESS_TAG: process},
         )
         lines = _lines(result.all_events, assets)
         reasons = list(_reasons(result.all_events))
@@ -91,6 +93,7 @@ def _run(home: Path, instance_folder: Path, without_training: bool, output: Path
         report = {"seconds": seconds, "success": result.success, "assets": [asdict(line) for line in lines]}
         output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if not result.success:
+        sys.stdout.flush()  # the reason comes last, also where both streams go to one file
         print("\nFailed:\n" + "\n".join(reasons), file=sys.stderr)
     return 0 if result.success else 1
 

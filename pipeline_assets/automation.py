@@ -1,15 +1,18 @@
 """When runs start by themselves: a sensor and a schedule, both off until someone turns them on.
 
-The sensor compares the source's fingerprint with the one it saw last and asks for one run a new fingerprint: its run
-key is the fingerprint, so a restart of the daemon repeats nothing. In that run only units whose content changed do
-work, then what depends on them.
+The sensor compares the source's fingerprint with the one it saw last and asks for one run a change. The run key is
+the fingerprint and the number of changes so far: a restart of the daemon repeats nothing, and a source that goes back
+to an earlier revision is run again. In a run only units whose content changed do work, then what depends on them. A
+source that cannot be read makes the tick fail, with the reason.
 """
+
+import json
 
 import dagster as dg
 
 from pipeline_assets.references import PipelineResource
 from pipeline_assets.source import revision_of
-from training_io.errors import CorpusmillError
+from pipeline_assets.stripes import DATA_VERSION_TAG
 
 EVERYTHING = "everything"
 REVISION_TAG = "dataset_revision"
@@ -31,16 +34,15 @@ everything = dg.define_asset_job(
 def new_revision_sensor(
     context: dg.SensorEvaluationContext, pipeline: PipelineResource
 ) -> dg.SensorResult | dg.SkipReason:
-    try:
-        revision = revision_of(pipeline.open())
-    except CorpusmillError as error:
-        return dg.SkipReason(f"the source cannot be read: {error}")
-    if revision == context.cursor:
+    revision = revision_of(pipeline.open())
+    seen = json.loads(context.cursor) if context.cursor else {"revision": None, "changes": 0}
+    if revision == seen["revision"]:
         return dg.SkipReason(f"nothing new since revision {revision[:12]}")
-    observation = dg.AssetObservation("dataset_revision", tags={"dagster/data_version": revision})
+    changes = seen["changes"] + 1
+    observation = dg.AssetObservation("dataset_revision", tags={DATA_VERSION_TAG: revision})
     return dg.SensorResult(
-        run_requests=[dg.RunRequest(run_key=revision, tags={REVISION_TAG: revision[:12]})],
-        cursor=revision,
+        run_requests=[dg.RunRequest(run_key=f"{revision}-{changes}", tags={REVISION_TAG: revision[:12]})],
+        cursor=json.dumps({"revision": revision, "changes": changes}),
         asset_events=[observation],
     )
 

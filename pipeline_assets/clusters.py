@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pipeline_assets.report import asset_metadata, bar_picture, picture_metadata, rows_metadata, table_metadata
 from pipeline_assets.schemas import Clusters, Evidence, ReferenceHits, arrow_schema, validated
 from pipeline_assets.signatures import DOC_IDS, KEY_ROWS, KEYS, REFERENCE_PREFIX, SIGNATURES, minhash_params
-from pipeline_assets.source import ROWS_NAME, pool_names
+from pipeline_assets.source import ROWS_NAME, document_coordinates, pool_names
 from pipeline_assets.stripes import (
     Sealed,
     Stage,
@@ -71,7 +71,7 @@ def _build_bucket(stage: Stage, signatures: ArtifactRef, bucket: int) -> Artifac
         write_array(hits, folder / HITS)
         return {"band_keys": len(keys), "edges": len(edges), "reference_hits": len(hits)}
 
-    return stage.store.materialize(
+    return stage.materialize(
         asset="lsh_clusters",
         unit=f"bucket-{bucket:05d}-of-{num_buckets:05d}",
         inputs={"signatures": signatures.digest},
@@ -112,7 +112,7 @@ def seal_clusters(
 ) -> Sealed:
     """Unite the buckets' edges, choose the kept documents, and write each raw unit's slice and the evidence."""
     recipe = stage.recipe
-    ref = stage.store.materialize(
+    ref = stage.materialize(
         asset="lsh_clusters",
         inputs={"units": unit_inputs(parts), "rows": raw_row_groups.digest, "signatures": minhash_signatures.digest},
         parameters={
@@ -126,10 +126,8 @@ def seal_clusters(
     )
     folder = stage.folder(ref)
     units = units_in(stage, raw_row_groups)
-    sizes = ref.counts["cluster_sizes"]
-    picture = bar_picture(
-        "Clusters by number of documents", "clusters of this size", list(sizes), [sizes[size] for size in sizes]
-    )
+    labels, numbers = zip(*ref.counts["cluster_sizes"], strict=True)
+    picture = bar_picture("Clusters by number of documents", "clusters of this size", labels, numbers)
     metadata = asset_metadata(stage, ref, parts) | {
         **table_metadata(Clusters, ref.counts["documents"], stage.table(ref, slice_name(units[0].unit))),
         "cluster_sizes": picture_metadata(picture, "clusters by number of documents"),
@@ -140,20 +138,6 @@ def seal_clusters(
         "evidence_file": dg.MetadataValue.path(str(folder / EVIDENCE_NAME)),
     }
     return Sealed(ref=ref, metadata=metadata)
-
-
-def document_coordinates(stage: Stage, units: list[ArtifactRef]) -> npt.NDArray[np.int64]:
-    """Source coordinate of every row of the units: int64[n, 4] of pool priority, file number, row group, row."""
-    priority = {name: number for number, name in enumerate(pool_names(stage.recipe))}
-    files = sorted({(priority[unit.counts["pool"]], unit.counts["file"]) for unit in units})
-    numbers = {file: number for number, file in enumerate(files)}
-    columns = [np.empty((0, 4), np.int64)]
-    for unit in units:
-        rows = stage.table(unit, ROWS_NAME, ["row_group", "row"])
-        pool = priority[unit.counts["pool"]]
-        fixed = np.tile([pool, numbers[pool, unit.counts["file"]]], (rows.num_rows, 1))
-        columns.append(np.column_stack([fixed, rows.column("row_group"), rows.column("row")]).astype(np.int64))
-    return np.concatenate(columns)
 
 
 def _write_clusters(
@@ -327,7 +311,7 @@ def _counts(
         "duplicate_clusters": int((sizes > 1).sum()),
         **{reason: int(count) for reason, count in zip(REASONS, reasons, strict=True)},
         "barred": int((decisions.barred & used).sum()),
-        "cluster_sizes": _size_table(by_size, counts),
+        "cluster_sizes": list(_size_table(by_size, counts).items()),
         "removed_by_pool": {
             name: {"documents": int((pool_of == number).sum()), "removed": int(((pool_of == number) & ~used).sum())}
             for number, name in enumerate(pools)
@@ -350,8 +334,8 @@ def _size_table(sizes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> 
     """Number of clusters by size: 1, 2, 3, 4, then powers of two."""
     table: dict[str, int] = {}
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-        low = size if size <= 4 else 1 << (size.bit_length() - 1)
-        label = str(size) if size <= 4 else f"{low} to {2 * low - 1}"
+        low = 1 << (size.bit_length() - 1)
+        label = str(size) if size <= 4 else f"{max(5, low)} to {2 * low - 1}"
         table[label] = table.get(label, 0) + count
     return table
 

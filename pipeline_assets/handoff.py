@@ -5,6 +5,7 @@ description: source versions, splits, sequence rules, quotas and counting rules,
 it is complete and verifiable with numpy alone.
 """
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from pipeline_assets.report import asset_metadata
 from pipeline_assets.source import pool_names
-from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
+from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized, units_in
 from pipeline_assets.tokens import TOKENIZER_NAME, open_tokenizer
 from resources.artifact_store import ArtifactRef, link_or_copy
 from resources.tables import write_json
@@ -45,10 +46,10 @@ def build_package(
         write_json(package, folder / PACKAGE_NAME)
         return {"documents": token_shards.counts["documents"], "tokens": token_shards.counts["tokens"]}
 
-    ref = stage.store.materialize(
+    ref = stage.materialize(
         asset="handoff_package",
         inputs={
-            "rows": raw_row_groups.digest,
+            "rows": {"identity": raw_row_groups.identity, "digest": raw_row_groups.digest},
             "splits": split_documents.digest,
             **{ref.asset: {"identity": ref.identity, "digest": ref.digest} for ref in refs},
         },
@@ -57,7 +58,7 @@ def build_package(
         write=write,
     )
     folder = stage.folder(ref)
-    command = f"python -m training_io verify {folder}"
+    command = shlex.join(["python", "-m", "training_io", "verify", str(folder)])
     return Sealed(ref=ref, metadata=asset_metadata(stage, ref) | {"verify_with": command})
 
 
@@ -85,7 +86,7 @@ def _describe(
         "recipe": _portable_recipe(stage),
         "tokenizer": {"file": TOKENIZER_NAME, **tokenizer.counts},
         "data": {
-            "rows_identity": raw_row_groups.identity,
+            "sources": _source_files(stage, raw_row_groups),
             "rows_digest": raw_row_groups.digest,
             "documents_read": raw_row_groups.counts["documents"],
             "splits": token_shards.counts["splits"],
@@ -114,6 +115,19 @@ def _describe(
         "reading_state": {split: Sampler(plan).state_dict() for split, plan in plans.items() if plan.num_packs},
         "self_test": {"documents": _tiny_documents(stage, tokenizer)},
     }
+
+
+def _source_files(stage: Stage, raw_row_groups: ArtifactRef) -> list[dict[str, Any]]:
+    """The files that rows were read from, with their sizes, footers and rows."""
+    files: dict[tuple[str, str], dict[str, Any]] = {}
+    for unit in units_in(stage, raw_row_groups):
+        inputs = stage.open(unit)[1].inputs
+        entry = files.setdefault(
+            (inputs["pool"], inputs["file"]),
+            {name: inputs[name] for name in ("pool", "file", "bytes", "footer_sha256")} | {"rows": 0},
+        )
+        entry["rows"] += unit.counts["rows_read"]
+    return [files[key] for key in sorted(files)]
 
 
 def _portable_recipe(stage: Stage) -> dict[str, Any]:

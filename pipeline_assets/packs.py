@@ -42,7 +42,7 @@ def build_plan(stage: Stage, token_shards: ArtifactRef) -> Sealed:
         }
 
     packs = stage.recipe.packs
-    ref = stage.store.materialize(
+    ref = stage.materialize(
         asset="packing_plan",
         inputs={"token_shards": {"identity": token_shards.identity, "digest": token_shards.digest}},
         parameters={"packs": packs.model_dump(mode="json"), "seed": stage.recipe.seed},
@@ -110,7 +110,7 @@ def build_stats(stage: Stage, token_shards: ArtifactRef, packing_plan: ArtifactR
         (folder / LENGTHS_NAME).write_bytes(_length_picture(lengths))
         return {f"{row['layout']}_utilisation": row["utilisation"] for row in rows}
 
-    ref = stage.store.materialize(
+    ref = stage.materialize(
         asset="packing_stats",
         inputs={"token_shards": token_shards.digest, "packing_plan": packing_plan.digest},
         parameters={"packs": packs.model_dump(mode="json"), "strategies": strategies},

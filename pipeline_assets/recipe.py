@@ -21,6 +21,7 @@ from training_io.packing import STRATEGIES
 BUILT_IN = ("sample", "fineweb-lab", "fineweb-edu", "mixture")
 DEFAULT_RECIPE = "sample"
 MAX_STEPS_PER_FAN_OUT = 128
+MAX_NAMES = 64  # pools, and reference sets: each is one bit of a 64-bit tag
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 Positive = Annotated[int, Field(gt=0)]
@@ -54,7 +55,7 @@ class LocalSource(Section):
     """Local folders of Parquet files, one pool each; the order of the pools is their priority."""
 
     kind: Literal["local"]
-    pools: Annotated[tuple[LocalPool, ...], Field(min_length=1, strict=False)]
+    pools: Annotated[tuple[LocalPool, ...], Field(min_length=1, max_length=MAX_NAMES, strict=False)]
 
     @model_validator(mode="after")
     def _pool_names_are_unique(self) -> "LocalSource":
@@ -194,6 +195,12 @@ class Splits(Section):
     assignment: Annotated[FractionSplit | BudgetSplit, Field(discriminator="policy")]
     budgets: Mapping[Literal["train", "validation", "test"], Positive] = Field(default_factory=dict)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The splits: `test` only where the assignment asks for one."""
+        has_test = getattr(self.assignment, "test_fraction", 0) or getattr(self.assignment, "test_tokens", 0)
+        return ("train", "validation", "test") if has_test else ("train", "validation")
+
 
 class Shards(Section):
     """How the token files are cut."""
@@ -280,12 +287,15 @@ class Training(Section):
     eval_every: Positive
     eval_microbatches: Positive
     checkpoint_every: Positive
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, float32 on the CPU
     num_threads: Positive = 1  # on the CPU; the sums' order, and so the bytes, depend on it
 
     @model_validator(mode="after")
     def _windows_are_described(self) -> "Training":
         if (self.layout == "windows") != (self.windows is not None):
             raise ValueError("expected the section windows exactly when layout is windows")
+        if self.warmup_steps > self.steps:
+            raise ValueError(f"expected warmup_steps of at most steps, {self.steps:,}, found {self.warmup_steps:,}")
         return self
 
 
@@ -297,7 +307,8 @@ class Recipe(Section):
     source: Annotated[PackagesSource | LocalSource | HubSource, Field(discriminator="kind")]
     reading: Reading
     references: Annotated[
-        tuple[Annotated[TokenizerSample | ReferenceFile, Field(discriminator="kind")], ...], Field(strict=False)
+        tuple[Annotated[TokenizerSample | ReferenceFile, Field(discriminator="kind")], ...],
+        Field(max_length=MAX_NAMES, strict=False),
     ] = ()
     dedup: Dedup
     tokenizer: Annotated[TokenizerFile | TrainedTokenizer, Field(discriminator="kind")]
@@ -322,6 +333,17 @@ class Recipe(Section):
             raise ValueError(
                 "training.model: expected num_heads to divide d_model and num_kv_heads to divide num_heads, found"
                 f" d_model={model.d_model:,}, num_heads={model.num_heads}, num_kv_heads={model.num_kv_heads}"
+            )
+        if model.positions == "rotary" and model.d_model // model.num_heads % 2:
+            raise ValueError(
+                "training.model: expected an even d_model / num_heads for rotary positions, found"
+                f" {model.d_model:,} / {model.num_heads} = {model.d_model // model.num_heads}"
+            )
+        unfilled = sorted(set(self.splits.budgets) - set(self.splits.names))
+        if unfilled:
+            raise ValueError(
+                f"splits.budgets: expected budgets of {', '.join(self.splits.names)}, found one of {unfilled[0]};"
+                " remove it, or give the split a share or tokens in splits.assignment"
             )
         return self
 
@@ -356,7 +378,10 @@ def parse_recipe(text: str, where: str, folder: Path) -> Recipe:
     except (yaml.YAMLError, RecursionError) as error:
         raise RecipeError(f"{where}: expected YAML, found {error}. Mend the file.") from error
     if not isinstance(value, dict):
-        raise RecipeError(f"{where}: expected a mapping of sections, found {type(value).__name__}. See README.md.")
+        raise RecipeError(
+            f"{where}: expected a mapping of sections, found {type(value).__name__}."
+            " The built-in recipes are examples."
+        )
     try:
         return Recipe.model_validate(_absolute_paths(value, folder))
     except (RecursionError, RuntimeError) as error:  # an alias of its own parent; the home of an unknown user
@@ -385,7 +410,7 @@ def _one_line(where: str, problem: Any) -> str:
     expected = {"extra_forbidden": "unknown key", "missing": "required key is missing"}.get(
         problem["type"], problem["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     )
-    return f"{where}: {location}: {expected}{found}. Mend the recipe; README.md lists its keys."
+    return f"{where}: {location}: {expected}{found}. Mend the recipe; pipeline_assets/recipe.py lists its keys."
 
 
 def _absolute_paths(value: Any, folder: Path) -> Any:

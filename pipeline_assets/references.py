@@ -6,6 +6,7 @@ was built with the same values of every parameter that matters to it, else a ref
 """
 
 import json
+import os
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,10 +69,18 @@ def _refuse_other_parameters(asset: str, wanted: dict[str, Any], found: dict[str
     )
 
 
+def run_ids_of(run: dg.DagsterRun) -> tuple[str, ...]:
+    """A run, and those that it is a re-execution of: whose artifacts it reads first."""
+    return tuple(run_id for run_id in (run.run_id, run.parent_run_id, run.root_run_id) if run_id)
+
+
 def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    temporary.write_text(text, encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
 
 
@@ -97,11 +106,9 @@ class ReferenceIOManager(dg.ConfigurableIOManager):
 
     def load_input(self, context: dg.InputContext) -> ArtifactRef:
         """The upstream asset's reference for this run; a failure when its artifact is unsealed or quarantined."""
-        run = context.step_context.dagster_run
-        run_ids = tuple(run_id for run_id in (run.run_id, run.parent_run_id, run.root_run_id) if run_id)
         try:
             pipeline = self.pipeline.open()
-            ref = pipeline.resolve(context.asset_key.path[-1], run_ids)
+            ref = pipeline.resolve(context.asset_key.path[-1], run_ids_of(context.step_context.dagster_run))
             pipeline.store.open(ref)
         except CorpusmillError as error:
             raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error

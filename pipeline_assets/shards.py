@@ -29,9 +29,8 @@ from pipeline_assets.stripes import (
     tasks_of,
     units_in,
 )
-from pipeline_assets.tokens import DOC_IDS, LENGTHS, TOKENS, ordered_documents
+from pipeline_assets.tokens import DOC_IDS, LENGTHS, TOKENS, TOKENS_VERSION, ordered_documents
 from pipeline_assets.transforms.merge import merge_documents
-from pipeline_assets.transforms.split import SPLITS
 from resources.artifact_store import ArtifactRef, link_or_copy, unit_inputs
 from resources.tables import read_array, write_array
 from training_io.document_index import cut_shards, index_of, write_index
@@ -42,13 +41,6 @@ PLAN_UNIT = "plan"
 SHARD_NAME = "tokens.bin"
 
 
-def split_names(stage: Stage) -> list[str]:
-    """The recipe's splits: `test` only where it asks for one."""
-    assignment = stage.recipe.splits.assignment
-    has_test = bool(getattr(assignment, "test_fraction", 0) or getattr(assignment, "test_tokens", 0))
-    return [name for name in SPLITS if name != "test" or has_test]
-
-
 def plan_shards(
     stage: Stage, document_tokens: ArtifactRef, split_documents: ArtifactRef, tokenizer: ArtifactRef
 ) -> list[Task]:
@@ -56,7 +48,7 @@ def plan_shards(
     plan = shard_plan(stage, document_tokens, split_documents)
     shards = [
         (plan, document_tokens, tokenizer.counts["fingerprint"], name, shard)
-        for name in split_names(stage)
+        for name in stage.recipe.splits.names
         for shard in range(plan.counts["shards"][name])
     ]
     return tasks_of(shards, "shards")
@@ -64,11 +56,17 @@ def plan_shards(
 
 def shard_plan(stage: Stage, document_tokens: ArtifactRef, split_documents: ArtifactRef) -> ArtifactRef:
     """Which documents are in which shard, as an artifact: the planning step writes it, the sealing step finds it."""
-    return stage.store.materialize(
+    return stage.materialize(
         asset="token_shards",
         unit=PLAN_UNIT,
         inputs={"tokens": document_tokens.digest, "splits": split_documents.digest},
-        parameters={"max_shard_tokens": stage.recipe.shards.max_shard_tokens, "splits": split_names(stage)},
+        parameters={
+            "max_shard_tokens": stage.recipe.shards.max_shard_tokens,
+            "splits": list(stage.recipe.splits.names),
+            "pools": pool_names(stage.recipe),
+            "order": stage.recipe.splits.order,
+            "seed": stage.recipe.seed,
+        },
         version=SHARDS_VERSION,
         write=lambda folder: _write_plan(stage, folder, document_tokens, split_documents),
     )
@@ -87,7 +85,7 @@ def _write_plan(
     order = firsts[unit_of] + row_of
     all_lengths = np.concatenate(lengths)
     shards, documents = {}, {}
-    for name in split_names(stage):
+    for name in stage.recipe.splits.names:
         chosen = np.flatnonzero(split_of[order] == name)
         rows = order[chosen]
         cuts = cut_shards(all_lengths[rows], stage.recipe.shards.max_shard_tokens)
@@ -132,11 +130,11 @@ def _build_shard(
         return {"documents": int(end - start), "tokens": len(tokens), "split": name}
 
     content = hashlib.sha256(columns["doc_id"].tobytes() + columns["length"].astype("<i8").tobytes()).hexdigest()
-    return stage.store.materialize(
+    return stage.materialize(
         asset="token_shards",
         unit=f"{name}-{shard:06d}",
         inputs={"documents": content, "tokenizer": fingerprint},
-        parameters={"eos": stage.recipe.tokenizer.eos},
+        parameters={"eos": stage.recipe.tokenizer.eos, "tokens_version": TOKENS_VERSION},
         version=SHARDS_VERSION,
         write=write,
     )
@@ -151,14 +149,18 @@ def seal_shards(
 ) -> Sealed:
     """Put all shards under one folder with the document index of each split."""
     plan = shard_plan(stage, document_tokens, split_documents)
-    ref = stage.store.materialize(
+    ref = stage.materialize(
         asset="token_shards",
         inputs={
             "units": unit_inputs(parts),
             "plans": unit_inputs([plan]),
             "tokenizer": tokenizer.counts["fingerprint"],
         },
-        parameters={"max_shard_tokens": stage.recipe.shards.max_shard_tokens, "pools": pool_names(stage.recipe)},
+        parameters={
+            "max_shard_tokens": stage.recipe.shards.max_shard_tokens,
+            "pools": pool_names(stage.recipe),
+            "repeats_within_split": stage.recipe.dedup.mode == "off",
+        },
         version=SHARDS_VERSION,
         write=lambda folder: _write_index_and_shards(stage, folder, parts, plan, tokenizer),
     )
@@ -173,7 +175,7 @@ def _write_index_and_shards(
 ) -> dict[str, Any]:
     planned = stage.folder(plan)
     counts: dict[str, Any] = {}
-    for name in split_names(stage):
+    for name in stage.recipe.splits.names:
         index = index_of(
             split=name,
             doc_ids=read_array(planned / f"{name}_doc_id.npy"),

@@ -31,10 +31,12 @@ from pipeline_assets.transforms.rows import doc_id_matrix
 from pipeline_assets.transforms.words import UNICODE_VERSION
 from resources.artifact_store import ArtifactRef
 from resources.tables import read_table, write_array
+from training_io.errors import StateMismatch
+from training_io.hashing import identity_of
 
 SIGNATURES_VERSION = 1
 SIGNATURES, DOC_IDS, KEYS, KEY_ROWS = "signatures.npy", "doc_id.npy", "band_keys.npy", "band_rows.npy"
-REFERENCE_PREFIX = "reference-"
+REFERENCE_PREFIX = "references."  # no pool can be called so: a pool's name has no dot
 
 
 def minhash_params(recipe: Recipe) -> MinHashParams:
@@ -86,7 +88,7 @@ def _sign_unit(stage: Stage, name: str, ref: ArtifactRef, table: str) -> Artifac
             "wordless_documents": stats.num_wordless,
         }
 
-    return stage.store.materialize(
+    return stage.materialize(
         asset="minhash_signatures",
         unit=name,
         inputs={"rows": manifest.files[table]["sha256"]},
@@ -110,6 +112,12 @@ def seal_signatures(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
     names = ("documents", "text_bytes", "words", "shingles", "wordless_documents")
     counts = {name: sum(part.counts[name] for part in corpus) for name in names}
     counts["reference_texts"] = sum(part.counts["documents"] for part in parts) - counts["documents"]
+    parameters = {identity_of(dict(stage.open(part)[1].parameters)) for part in parts}
+    if len(parameters) != 1:
+        raise StateMismatch(
+            f"minhash_signatures: expected units signed with one set of parameters, found {len(parameters)}."
+            " The recipe changed while they were signed; materialize minhash_signatures again."
+        )
     ref = seal_units(stage, "minhash_signatures", parts, counts, SIGNATURES_VERSION)
     signature_bytes = 4 * minhash_params(stage.recipe).num_perm
     metadata = asset_metadata(stage, ref, parts) | {

@@ -12,10 +12,19 @@ from typing import Any
 
 import dagster as dg
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_assets.recipe import HubSource, LocalSource, Reading, Recipe, ReferenceFile, TokenizerSample
+from pipeline_assets.recipe import (
+    HubSource,
+    LocalSource,
+    Reading,
+    Recipe,
+    ReferenceFile,
+    TokenizerSample,
+    recipe_digest,
+)
 from pipeline_assets.references import Pipeline
 from pipeline_assets.report import asset_metadata, rows_metadata, table_metadata
 from pipeline_assets.schemas import RawRows, References, arrow_schema, validated
@@ -135,6 +144,7 @@ def plan_rows(stage: Stage) -> list[Task]:
     """List the source's files and cut the selected stripes into units."""
     reading = stage.recipe.reading
     files = list_files(pool_folders(stage.pipeline))
+    stage.observe("dataset_revision", listing_fingerprint(files))
     stage.say(f"raw_row_groups: {len(files):,} files, {sum(len(file.row_groups) for file in files):,} row groups")
     return [
         Task(
@@ -151,7 +161,7 @@ def build_rows(stage: Stage, task: Task) -> list[ArtifactRef]:
 
 
 def _build_unit(stage: Stage, file: SourceFile, row_groups: tuple[int, ...]) -> ArtifactRef:
-    return stage.store.materialize(
+    return stage.materialize(
         asset="raw_row_groups",
         unit=unit_name(file, row_groups, stage.recipe.reading.stripes),
         inputs={"pool": file.pool, "row_groups": list(row_groups), **file.provenance},
@@ -176,7 +186,9 @@ def _write_unit(folder: Path, file: SourceFile, row_groups: tuple[int, ...]) -> 
         "pool": file.pool,
         "file": file.file,
         "rows_in_footer": sum(file.row_groups[number].num_rows for number in row_groups),
+        "row_groups_in_file": len(file.row_groups),
         "missing_columns": missing,
+        "other_columns": [name for name in file.columns if name not in COLUMNS],
     }
 
 
@@ -191,17 +203,38 @@ def seal_rows(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
         )
     ref = seal_units(stage, "raw_row_groups", parts, {"documents": totals["rows_used"], **totals}, ROWS_VERSION)
     drift = [
-        {"pool": part.counts["pool"], "file": part.counts["file"], "columns absent": ", ".join(missing)}
+        {
+            "pool": part.counts["pool"],
+            "file": part.counts["file"],
+            "absent": ", ".join(part.counts["missing_columns"]),
+            "not read": ", ".join(part.counts["other_columns"]),
+        }
         for part in parts
-        if (missing := part.counts["missing_columns"])
+        if part.counts["missing_columns"] or part.counts["other_columns"]
     ]
     sample = stage.table(parts[0], ROWS_NAME)
     metadata = {
         **asset_metadata(stage, ref, parts),
         **table_metadata(RawRows, totals["rows_used"], sample),
         "schema_drift": rows_metadata(drift),
+        "recipe": stage.recipe.name,
+        "recipe_digest": recipe_digest(stage.recipe),
     }
     return Sealed(ref=ref, metadata=metadata)
+
+
+def document_coordinates(stage: Stage, units: list[ArtifactRef]) -> npt.NDArray[np.int64]:
+    """Source coordinate of every row of the units: int64[n, 4] of pool priority, file number, row group, row."""
+    priority = {name: number for number, name in enumerate(pool_names(stage.recipe))}
+    files = sorted({(priority[unit.counts["pool"]], unit.counts["file"]) for unit in units})
+    numbers = {file: number for number, file in enumerate(files)}
+    columns = [np.empty((0, 4), np.int64)]
+    for unit in units:
+        rows = stage.table(unit, ROWS_NAME, ["row_group", "row"])
+        pool = priority[unit.counts["pool"]]
+        fixed = np.tile([pool, numbers[pool, unit.counts["file"]]], (rows.num_rows, 1))
+        columns.append(np.column_stack([fixed, rows.column("row_group"), rows.column("row")]).astype(np.int64))
+    return np.concatenate(columns)
 
 
 def build_references(stage: Stage, raw_row_groups: ArtifactRef) -> Sealed:
@@ -216,7 +249,7 @@ def build_references(stage: Stage, raw_row_groups: ArtifactRef) -> Sealed:
         texts = sum(table.num_rows for table in tables.values())
         return {"documents": texts, "sets": {name: table.num_rows for name, table in tables.items()}}
 
-    ref = stage.store.materialize(
+    ref = stage.materialize(
         asset="reference_sets",
         inputs={"texts": [[name, _content_of(table)] for name, table in tables.items()]},
         parameters={"references": [reference.model_dump(mode="json", exclude={"path"}) for reference in references]},
@@ -253,13 +286,14 @@ def _drawn_sample(stage: Stage, reference: TokenizerSample, units: list[Artifact
     columns = ["doc_id", "pool", "dump"]
     rows = pa.concat_tables([stage.table(unit, ROWS_NAME, columns) for unit in units])
     doc_ids = doc_id_matrix(rows.column("doc_id"))
+    in_source_order = np.lexsort(document_coordinates(stage, units).T[::-1])
     if reference.documents_per_pool is not None:
-        order = np.argsort(keyed_hash(doc_ids, derive_seed(stage.recipe.seed, reference.name)), kind="stable")
+        hashes = keyed_hash(doc_ids, derive_seed(stage.recipe.seed, reference.name))
+        order = in_source_order[np.argsort(hashes[in_source_order], kind="stable")]
         chosen = first_of_each(order, doc_ids, rows.column("pool").to_pylist(), reference.documents_per_pool)
     else:
         assert reference.documents_per_dump is not None
-        order = np.arange(len(doc_ids))
-        chosen = first_of_each(order, doc_ids, rows.column("dump").to_pylist(), reference.documents_per_dump)
+        chosen = first_of_each(in_source_order, doc_ids, rows.column("dump").to_pylist(), reference.documents_per_dump)
     wanted = {doc_ids[row].tobytes() for row in chosen}
     found: dict[bytes, str] = {}
     for unit in units:
@@ -287,9 +321,19 @@ def _given_texts(reference: ReferenceFile) -> pa.Table:
         table = read_reference_table(path)
         texts = [text for text in table.column(TEXT_COLUMN).to_pylist() if text]
     else:
-        texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        texts = [line for line in _lines_of(path, reference.name) if line.strip()]
     distinct = pa.array(sorted(set(texts)), pa.large_string())
     return pa.table({"doc_id": text_doc_ids(distinct), "text": distinct}).sort_by("doc_id")
+
+
+def _lines_of(path: Path, name: str) -> list[str]:
+    """Lines that end in LF or CR LF; other separators of Unicode belong to the texts."""
+    try:
+        return [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8").split("\n")]
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"reference set {name}: {path}: expected UTF-8 text, found {error}. Save the file as UTF-8."
+        ) from error
 
 
 DATASET_REVISION = (

@@ -5,6 +5,8 @@ depends on its own slice of the plan only. Promise: no document, cluster or refe
 is unused is counted with a reason.
 """
 
+import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from pipeline_assets.clusters import slice_name
 from pipeline_assets.recipe import FractionSplit, Splits
 from pipeline_assets.report import asset_metadata, rows_metadata, table_metadata
 from pipeline_assets.schemas import SplitDocuments, arrow_schema, validated
-from pipeline_assets.source import ROWS_NAME
+from pipeline_assets.source import ROWS_NAME, pool_names
 from pipeline_assets.stripes import (
     Sealed,
     Stage,
@@ -36,6 +38,7 @@ from pipeline_assets.transforms.split import (
     REASONS,
     SPLITS,
     UNUSED,
+    USED,
     BudgetPolicy,
     FractionPolicy,
     SplitInputs,
@@ -81,7 +84,7 @@ def split_plan(
     stage: Stage, raw_row_groups: ArtifactRef, lsh_clusters: ArtifactRef, document_tokens: ArtifactRef
 ) -> ArtifactRef:
     """Every document's split, as an artifact: the planning step writes it, the sealing step finds it."""
-    return stage.store.materialize(
+    return stage.materialize(
         asset="split_documents",
         unit=PLAN_UNIT,
         inputs={"tokens": document_tokens.digest, "clusters": lsh_clusters.digest, "rows": raw_row_groups.digest},
@@ -89,6 +92,7 @@ def split_plan(
             "splits": stage.recipe.splits.model_dump(mode="json"),
             "mode": stage.recipe.dedup.mode,
             "seed": stage.recipe.seed,
+            "pools": pool_names(stage.recipe),
         },
         version=SPLITS_VERSION,
         write=lambda folder: _write_plan(stage, folder, raw_row_groups, lsh_clusters, document_tokens),
@@ -104,29 +108,29 @@ def _write_plan(
 ) -> dict[str, Any]:
     raw_units, units = units_in(stage, raw_row_groups), units_in(stage, document_tokens)
     documents = [_documents_of(stage, raw, tokens, lsh_clusters) for raw, tokens in zip(raw_units, units, strict=True)]
-    doc_ids, cluster_ids, lengths, barred, rows = (np.concatenate(columns) for columns in zip(*documents, strict=True))
+    everything = KeptDocuments.joined(documents)
     splits = stage.recipe.splits
-    firsts = np.cumsum([0, *(len(part[4]) for part in documents)])
+    firsts = np.cumsum([0, *(len(part.rows) for part in documents)])
     unit_of, row_of = ordered_documents(stage, units)
     order = firsts[unit_of] + row_of
     in_order = SplitInputs(
-        assignment_ids=(cluster_ids if stage.recipe.dedup.mode == "off" else doc_ids)[order],
-        num_tokens=lengths[order],
-        barred=barred[order],
+        assignment_ids=(everything.cluster_ids if stage.recipe.dedup.mode == "off" else everything.doc_ids)[order],
+        num_tokens=everything.lengths[order],
+        barred=everything.barred[order],
     )
     plan, stats = plan_splits(in_order, policy_of(splits), min_tokens=splits.min_tokens, budgets=dict(splits.budgets))
-    codes = np.empty((len(rows), 2), np.uint8)
+    codes = np.empty((len(order), 2), np.uint8)
     codes[order] = np.column_stack([plan.split, plan.reason])
     for unit, first, end in zip(units, firsts[:-1], firsts[1:], strict=True):
         write_array(codes[first:end], folder / plan_name(unit.unit))
     if not stats.num_documents["train"]:
         raise RecipeError(
-            f"split_documents: expected at least one training document, found none of {len(rows):,} kept documents"
+            f"split_documents: expected at least one training document, found none of {len(order):,} kept documents"
             f" ({stats.num_unused['below_min_tokens']:,} have fewer than {splits.min_tokens:,} tokens)."
             " Lower splits.min_tokens or the validation share, or read more."
         )
     return {
-        "documents": len(rows),
+        "documents": len(order),
         "num_documents": dict(stats.num_documents),
         "num_tokens": dict(stats.num_tokens),
         "num_unused": dict(stats.num_unused),
@@ -136,18 +140,37 @@ def _write_plan(
     }
 
 
-def _documents_of(
-    stage: Stage, raw: ArtifactRef, tokens: ArtifactRef, lsh_clusters: ArtifactRef
-) -> tuple[npt.NDArray[Any], ...]:
-    """doc_ids, cluster ids, lengths, barred, and rows in the raw unit, of one unit's kept documents in its order."""
+@dataclass(frozen=True, kw_only=True)
+class KeptDocuments:
+    """Kept documents of a unit in its final order: uint8[n, 32] ids, int64[n] lengths and rows, bool[n] barred."""
+
+    doc_ids: npt.NDArray[np.uint8]
+    cluster_ids: npt.NDArray[np.uint8]
+    lengths: npt.NDArray[np.int64]
+    barred: npt.NDArray[np.bool_]
+    rows: npt.NDArray[np.int64]
+
+    @classmethod
+    def joined(cls, parts: list["KeptDocuments"]) -> "KeptDocuments":
+        """The documents of several units, one after another."""
+        names = cls.__dataclass_fields__
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+    @property
+    def content(self) -> str:
+        """SHA-256 of clusters and barred documents: the unit's own slice of the global decisions."""
+        return hashlib.sha256(self.cluster_ids.tobytes() + self.barred.tobytes()).hexdigest()
+
+
+def _documents_of(stage: Stage, raw: ArtifactRef, tokens: ArtifactRef, lsh_clusters: ArtifactRef) -> KeptDocuments:
     rows = stage.array(tokens, ROWS)
     slices = stage.table(lsh_clusters, slice_name(raw.unit), ["cluster_id", "barred"]).take(pa.array(rows))
-    return (
-        stage.array(tokens, DOC_IDS),
-        doc_id_matrix(slices.column("cluster_id")),
-        stage.array(tokens, LENGTHS),
-        np.asarray(slices.column("barred"), dtype=np.bool_),
-        rows,
+    return KeptDocuments(
+        doc_ids=stage.array(tokens, DOC_IDS),
+        cluster_ids=doc_id_matrix(slices.column("cluster_id")),
+        lengths=stage.array(tokens, LENGTHS),
+        barred=np.asarray(slices.column("barred"), dtype=np.bool_),
+        rows=rows,
     )
 
 
@@ -159,20 +182,20 @@ def build_split_documents(stage: Stage, task: Task) -> list[ArtifactRef]:
 def _split_unit(
     stage: Stage, plan: ArtifactRef, raw: ArtifactRef, tokens: ArtifactRef, lsh_clusters: ArtifactRef
 ) -> ArtifactRef:
-    plan_manifest = stage.store.open(plan)[1]
-    clusters_manifest = stage.store.open(lsh_clusters)[1]
+    plan_manifest = stage.open(plan)[1]
+    documents = _documents_of(stage, raw, tokens, lsh_clusters)
 
     def write(folder: Path) -> dict[str, Any]:
         codes = stage.array(plan, plan_name(raw.unit))
-        doc_ids, cluster_ids, lengths, _, rows = _documents_of(stage, raw, tokens, lsh_clusters)
-        source = stage.table(raw, ROWS_NAME, ["text", "pool"]).take(pa.array(rows))
+        source = stage.table(raw, ROWS_NAME, ["text", "pool"]).take(pa.array(documents.rows))
+        lengths = documents.lengths
         names = np.array([*SPLITS, *["unused"] * (UNUSED + 1 - len(SPLITS))])
         table = pa.table(
             {
-                "doc_id": doc_id_array(doc_ids),
+                "doc_id": doc_id_array(documents.doc_ids),
                 "text": source.column("text"),
                 "num_tokens": pa.array(lengths),
-                "cluster_id": doc_id_array(cluster_ids),
+                "cluster_id": doc_id_array(documents.cluster_ids),
                 "pool": source.column("pool"),
                 "split": pa.array(names[codes[:, 0]].tolist(), pa.string()),
                 "reason": pa.array(np.array(REASONS)[codes[:, 1]].tolist(), pa.string()),
@@ -181,21 +204,23 @@ def _split_unit(
         )
         write_table(validated(SplitDocuments, table), folder / TABLE_NAME)
         return {
-            "documents": len(rows),
+            "documents": len(lengths),
             "tokens": int(lengths.sum()),
             "text_bytes": tokens.counts["text_bytes"],
             **{f"{name}_documents": int((codes[:, 0] == code).sum()) for code, name in enumerate(SPLITS)},
             **{f"{name}_tokens": int(lengths[codes[:, 0] == code].sum()) for code, name in enumerate(SPLITS)},
             "unused_documents": int((codes[:, 0] == UNUSED).sum()),
+            "unused_tokens": int(lengths[codes[:, 0] == UNUSED].sum()),
+            **{f"unused_{name}": int((codes[:, 1] == code).sum()) for code, name in enumerate(REASONS) if code != USED},
         }
 
-    return stage.store.materialize(
+    return stage.materialize(
         asset="split_documents",
         unit=raw.unit,
         inputs={
             "rows": raw.digest,
             "tokens": tokens.digest,
-            "clusters": clusters_manifest.files[slice_name(raw.unit)]["sha256"],
+            "clusters": documents.content,
             "plan": plan_manifest.files[plan_name(raw.unit)]["sha256"],
         },
         parameters={},
@@ -222,6 +247,7 @@ def seal_split_documents(
     metadata = asset_metadata(stage, ref, parts) | {
         **table_metadata(SplitDocuments, counts["documents"], stage.table(parts[0], TABLE_NAME)),
         "splits": rows_metadata(by_split),
+        "unused": rows_metadata([{"reason": name, "documents": counts[f"unused_{name}"]} for name in REASONS[1:]]),
     }
     return Sealed(ref=ref, metadata=metadata)
 

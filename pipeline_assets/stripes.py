@@ -9,7 +9,7 @@ them ops. A mapped step holds several units, so a fan-out has at most 128 steps 
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from pipeline_assets.recipe import MAX_STEPS_PER_FAN_OUT, UPSTREAM, Recipe
 from pipeline_assets.references import Pipeline, PipelineResource
-from resources.artifact_store import ArtifactRef, ArtifactStore, unit_inputs
+from resources.artifact_store import WHOLE, ArtifactRef, ArtifactStore, unit_inputs
 from resources.tables import read_array, read_json, read_table, write_json
 from training_io.errors import CorpusmillError
 from training_io.manifest import Manifest
@@ -27,6 +27,7 @@ from training_io.manifest import Manifest
 GROUP = "corpusmill"
 OWNERS = ("team:data",)
 UNITS_NAME = "units.json"
+DATA_VERSION_TAG = "dagster/data_version"
 POOL = "corpusmill"
 """The concurrency pool of all mapped steps, over all runs of an instance."""
 
@@ -39,6 +40,8 @@ class Stage:
 
     pipeline: Pipeline
     say: Callable[[str], None]
+    warn: Callable[[str], None]
+    observe: Callable[[str, str], None]  # an external asset and its data version, as this run saw it
     is_judging: bool = False  # checks may read what they themselves hold back
 
     @property
@@ -50,6 +53,24 @@ class Stage:
     def recipe(self) -> Recipe:
         """What is built."""
         return self.pipeline.recipe
+
+    def materialize(
+        self,
+        *,
+        asset: str,
+        unit: str = WHOLE,
+        inputs: Mapping[str, Any],
+        parameters: Mapping[str, Any],
+        version: int,
+        write: Callable[[Path], Mapping[str, Any]],
+    ) -> ArtifactRef:
+        """`ArtifactStore.materialize`, with a warning in the log for what was damaged and built again."""
+        ref = self.store.materialize(
+            asset=asset, unit=unit, inputs=inputs, parameters=parameters, version=version, write=write
+        )
+        for warning in ref.warnings:
+            self.warn(f"rebuilt: {warning}")
+        return ref
 
     def open(self, ref: ArtifactRef) -> tuple[Path, Manifest]:
         """Folder and manifest of an artifact; FormatError for an unsealed one, and a quarantined one outside checks."""
@@ -101,7 +122,7 @@ def seal_units(
         write_json(listed, folder / UNITS_NAME)
         return counts
 
-    return stage.store.materialize(
+    return stage.materialize(
         asset=asset,
         inputs={"units": unit_inputs(parts), **inputs},
         parameters={},
@@ -128,11 +149,26 @@ def units_in(stage: Stage, ref: ArtifactRef) -> list[ArtifactRef]:
     ]
 
 
+def stage_of(context: Any, *, is_judging: bool = False) -> Stage:
+    """The stage of a running step or check: its recipe, its store, its log."""
+    resource: PipelineResource = context.resources.pipeline
+
+    def observe(asset: str, data_version: str) -> None:
+        context.log_event(dg.AssetObservation(asset, tags={DATA_VERSION_TAG: data_version}))
+
+    return Stage(
+        pipeline=resource.open(),
+        say=context.log.info,
+        warn=context.log.warning,
+        observe=observe,
+        is_judging=is_judging,
+    )
+
+
 def run_stage(context: Any, work: Callable[..., Any], *arguments: Any, **upstream: Any) -> Any:
     """Call a stage function; a user's error becomes a failure that is shown as its message and not retried."""
-    pipeline: PipelineResource = context.resources.pipeline
     try:
-        return work(Stage(pipeline=pipeline.open(), say=context.log.info), *arguments, **upstream)
+        return work(stage_of(context), *arguments, **upstream)
     except CorpusmillError as error:
         raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
 
@@ -148,6 +184,7 @@ def planning_op(asset: str, plan: Callable[..., list[Task]], after: Sequence[str
         required_resource_keys={"pipeline"},
     )
     def plan_steps(context: dg.OpExecutionContext, **upstream: ArtifactRef) -> Iterator[dg.DynamicOutput[Task]]:
+        merged_lineage(upstream)
         for task in run_stage(context, plan, **upstream):
             yield dg.DynamicOutput(task, mapping_key=task.key)
 
@@ -168,8 +205,6 @@ def mapped_op(asset: str, build: Callable[[Stage, Task], list[ArtifactRef]]) -> 
         started = time.monotonic()
         refs: list[ArtifactRef] = run_stage(context, build, task)
         seconds = time.monotonic() - started
-        for warning in (warning for ref in refs for warning in ref.warnings):
-            context.log.warning(f"rebuilt: {warning}")
         context.log.info(f"{asset} {task.key}: {_progress(refs, seconds)}")
         return refs
 
@@ -201,12 +236,33 @@ def sealing_op(asset: str, seal: Callable[..., Sealed]) -> dg.OpDefinition:
     def seal_parts(context: dg.OpExecutionContext, **inputs: Any) -> ArtifactRef:
         steps = inputs.pop("parts")
         parts = [ref for refs in steps for ref in refs]
+        lineage = merged_lineage(inputs)
         sealed: Sealed = run_stage(context, seal, parts, **inputs)
         context.add_output_metadata({**sealed.metadata, "mapped_steps": len(steps), "units": len(parts)})
         context.set_data_version(dg.AssetKey(asset), dg.DataVersion(sealed.ref.identity))
-        return sealed.ref
+        return replace(sealed.ref, lineage=lineage)
 
     return seal_parts
+
+
+def merged_lineage(upstream: Mapping[str, Any]) -> dict[str, str]:
+    """Content digest of every asset that the given references come from; a failure when two come from different ones.
+
+    So an asset that is materialized alone never mixes an upstream asset with what was made from an earlier one.
+    """
+    digests: dict[str, tuple[str, str]] = {}
+    for name, ref in upstream.items():
+        if not hasattr(ref, "lineage"):
+            continue  # run-time values, not a reference
+        for asset, digest in {**ref.lineage, ref.asset: ref.digest}.items():
+            seen, source = digests.setdefault(asset, (digest, name))
+            if seen != digest:
+                raise dg.Failure(
+                    description=f"StateMismatch: {source} comes from {asset} {seen[:12]}, {name} from {asset}"
+                    f" {digest[:12]}. Materialize what lies between {asset} and here in one run.",
+                    allow_retries=False,
+                )
+    return {asset: digest for asset, (digest, _) in digests.items()}
 
 
 def _inputs(work: Callable[..., Any], skip: int) -> dict[str, dg.In]:
@@ -242,9 +298,10 @@ def materialized(
     context: dg.AssetExecutionContext, work: Callable[..., Sealed], **upstream: Any
 ) -> dg.MaterializeResult[ArtifactRef]:
     """An asset's output from one stage function: reference, metadata, data version = identity."""
+    lineage = merged_lineage(upstream)
     sealed: Sealed = run_stage(context, work, **upstream)
-    for warning in sealed.ref.warnings:
-        context.log.warning(f"rebuilt: {warning}")
     return dg.MaterializeResult(
-        value=sealed.ref, metadata=dict(sealed.metadata), data_version=dg.DataVersion(sealed.ref.identity)
+        value=replace(sealed.ref, lineage=lineage),
+        metadata=dict(sealed.metadata),
+        data_version=dg.DataVersion(sealed.ref.identity),
     )

@@ -5,6 +5,7 @@ unit's documents are stored in the final order, so that shards are a merge of so
 text back, and the end-of-document id is there exactly once, at each document's real end.
 """
 
+import hashlib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_assets.clusters import document_coordinates, slice_name
+from pipeline_assets.clusters import slice_name
 from pipeline_assets.recipe import TrainedTokenizer
 from pipeline_assets.report import asset_metadata
-from pipeline_assets.source import ROWS_NAME
+from pipeline_assets.source import ROWS_NAME, document_coordinates, pool_names
 from pipeline_assets.stripes import (
     Sealed,
     Stage,
@@ -46,7 +47,7 @@ TOKENIZER_VERSION = 1
 TOKENS_VERSION = 1
 TOKENIZER_NAME = "tokenizer.json"
 TOKENS, LENGTHS, DOC_IDS, ROWS = "tokens.npy", "length.npy", "doc_id.npy", "row.npy"
-COORDINATES = "coordinate.npy"
+PLACES = "place.npy"  # int64[n, 2]: row group and row; pool and file are the unit's
 
 
 def build_tokenizer(stage: Stage, reference_sets: ArtifactRef) -> Sealed:
@@ -68,7 +69,7 @@ def build_tokenizer(stage: Stage, reference_sets: ArtifactRef) -> Sealed:
         inputs = {"file": sha256_file(path)}
         write = _take(tokenizer)
     parameters = recipe.model_dump(mode="json", exclude={"path", "fingerprint"})
-    ref = stage.store.materialize(
+    ref = stage.materialize(
         asset="tokenizer", inputs=inputs, parameters=parameters, version=TOKENIZER_VERSION, write=write
     )
     return Sealed(ref=ref, metadata=asset_metadata(stage, ref) | {"fingerprint": ref.counts["fingerprint"]})
@@ -137,12 +138,11 @@ def build_tokens(stage: Stage, task: Task) -> list[ArtifactRef]:
 
 
 def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: ArtifactRef) -> ArtifactRef:
-    clusters_folder, manifest = stage.store.open(clusters)
     order, seed = stage.recipe.splits.order, stage.recipe.seed
+    kept = np.asarray(stage.table(clusters, slice_name(unit.unit), ["kept"]).column("kept"))
 
     def write(folder: Path) -> dict[str, Any]:
-        kept = read_table(clusters_folder / slice_name(unit.unit), ["kept"]).column("kept")
-        rows = np.flatnonzero(np.asarray(kept))
+        rows = np.flatnonzero(kept)
         table = stage.table(unit, ROWS_NAME, ["doc_id", "text"]).take(pa.array(rows))
         doc_ids = doc_id_matrix(table.column("doc_id"))
         coordinates = document_coordinates(stage, [unit])[rows]
@@ -153,7 +153,7 @@ def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: 
         write_array(np.diff(offsets), folder / LENGTHS)
         write_array(doc_ids[ranked], folder / DOC_IDS)
         write_array(rows[ranked].astype(np.int64), folder / ROWS)
-        write_array(coordinates[ranked], folder / COORDINATES)
+        write_array(coordinates[ranked, 2:], folder / PLACES)
         return {
             "pool": unit.counts["pool"],
             "file": unit.counts["file"],
@@ -162,12 +162,12 @@ def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: 
             "text_bytes": int(pc.sum(pc.binary_length(texts), min_count=0).as_py()),
         }
 
-    return stage.store.materialize(
+    return stage.materialize(
         asset="document_tokens",
         unit=unit.unit,
         inputs={
             "rows": unit.digest,
-            "clusters": manifest.files[slice_name(unit.unit)]["sha256"],
+            "kept": hashlib.sha256(kept.tobytes()).hexdigest(),
             "tokenizer": encoder.fingerprint,
         },
         parameters={"order": order, "seed": seed, "eos": encoder.eos},
@@ -195,13 +195,14 @@ def seal_tokens(stage: Stage, parts: list[ArtifactRef], tokenizer: ArtifactRef) 
 
 def ordered_documents(stage: Stage, units: list[ArtifactRef]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """All documents of token units in their final order: unit number and row in that unit, two int64[n]."""
-    doc_ids = np.concatenate([stage.array(unit, DOC_IDS) for unit in units])
-    coordinates = np.concatenate([stage.array(unit, COORDINATES) for unit in units])
     counts = [unit.counts["documents"] for unit in units]
-    # A unit knows its file by name only: files are numbered here, over all units.
-    files = sorted({(unit.counts["pool"], unit.counts["file"]) for unit in units})
-    numbers = [files.index((unit.counts["pool"], unit.counts["file"])) for unit in units]
-    coordinates[:, 1] = np.repeat(numbers, counts)
+    priority = {name: number for number, name in enumerate(pool_names(stage.recipe))}
+    files = [(priority[unit.counts["pool"]], unit.counts["file"]) for unit in units]
+    numbers = {file: number for number, file in enumerate(sorted(set(files)))}
+    unit_coordinates = np.array([[file[0], numbers[file]] for file in files], np.int64)
+    places = np.concatenate([stage.array(unit, PLACES) for unit in units])
+    coordinates = np.column_stack([np.repeat(unit_coordinates, counts, axis=0), places])
+    doc_ids = np.concatenate([stage.array(unit, DOC_IDS) for unit in units])
     order = order_documents(doc_ids, coordinates, stage.recipe.splits.order, stage.recipe.seed)
     unit_of = np.repeat(np.arange(len(units)), counts)
     row_of = np.concatenate([np.arange(count) for count in counts])

@@ -14,10 +14,10 @@ from pydantic import Field
 
 from pipeline_assets.report import asset_metadata, line_picture, picture_metadata
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
-from resources.artifact_store import ArtifactRef
+from resources.artifact_store import WHOLE, ArtifactRef, locked
 from resources.tables import write_json
 from training_io.gpu_io_manager import DeviceInput
-from training_io.manifest import load_manifest
+from training_io.manifest import artifact_identity, load_manifest
 
 if TYPE_CHECKING:
     from training_io.stream import StreamSpec, WindowSpec
@@ -27,6 +27,7 @@ TRAINING_VERSION = 1
 UNFINISHED_FOLDER = "_training"
 CURVES_NAME = "curves.json"
 PICTURE_NAME = "loss.png"
+CHECKPOINTS_FOLDER = "checkpoints"
 CHECKPOINT_FOLDER = "checkpoint"
 
 
@@ -41,39 +42,29 @@ def build_training_run(
     stage: Stage, token_shards: DeviceInput, packing_plan: DeviceInput, overrides: TrainingOverrides
 ) -> Sealed:
     """Train for the recipe's steps from the newest checkpoint of this very run, if one was left."""
-    from training_io.staging import resolve_device
-
-    training = stage.recipe.training
-    steps = overrides.steps or training.steps
-    learning_rate = overrides.learning_rate or training.learning_rate
-    device = resolve_device(packing_plan.device).type
-    uses_windows = training.layout == "windows"
-    source = token_shards if uses_windows else packing_plan
+    settings = _settings(stage, packing_plan, overrides)
+    source = packing_plan if stage.recipe.training.windows is None else token_shards
+    inputs = {source.asset: {"identity": source.identity, "digest": source.digest}}
+    identity = artifact_identity("varlen_training_run", WHOLE, inputs, settings, TRAINING_VERSION)
+    unfinished = stage.store.root / UNFINISHED_FOLDER / identity
     measured: dict[str, float] = {}
 
     def write(folder: Path) -> dict[str, Any]:
-        unfinished = stage.store.root / UNFINISHED_FOLDER / folder.name.split("-")[1]
-        result = _train(stage, token_shards, packing_plan, steps, learning_rate, unfinished)
-        measured.update(seconds_of_training=result.seconds, tokens_per_second=result.tokens / result.seconds)
-        shutil.copytree(result.checkpoint, folder / CHECKPOINT_FOLDER)
+        unfinished.mkdir(parents=True, exist_ok=True)
+        with locked(unfinished):  # two runs of one identity take turns over its checkpoints
+            result = _train(stage, token_shards, packing_plan, settings, unfinished / CHECKPOINTS_FOLDER)
+            shutil.copytree(result.checkpoint, folder / CHECKPOINT_FOLDER)
+            shutil.rmtree(unfinished / CHECKPOINTS_FOLDER)
+        measured.update(seconds_of_training=result.seconds, resumed_from_step=result.resumed_from)
+        if not result.resumed_from:
+            measured.update(tokens_per_second=result.tokens / result.seconds)
         curves = {"train": list(result.losses), "validation": [list(point) for point in result.validation]}
         write_json(curves, folder / CURVES_NAME)
         (folder / PICTURE_NAME).write_bytes(_loss_picture(curves))
-        shutil.rmtree(unfinished)
         return _counts(result)
 
-    ref = stage.store.materialize(
-        asset="varlen_training_run",
-        inputs={source.asset: {"identity": source.identity, "digest": source.digest}},
-        parameters={
-            **training.model_dump(mode="json"),
-            "steps": steps,
-            "learning_rate": learning_rate,
-            "device": device,
-            "eval_microbatch_tokens": stage.recipe.packs.eval_microbatch_tokens,
-        },
-        version=TRAINING_VERSION,
-        write=write,
+    ref = stage.materialize(
+        asset="varlen_training_run", inputs=inputs, parameters=settings, version=TRAINING_VERSION, write=write
     )
     folder = stage.folder(ref)
     picture = (folder / PICTURE_NAME).read_bytes()
@@ -82,6 +73,23 @@ def build_training_run(
         **measured,
     }
     return Sealed(ref=ref, metadata=metadata)
+
+
+def _settings(stage: Stage, packing_plan: DeviceInput, overrides: TrainingOverrides) -> dict[str, Any]:
+    """The recipe's training section with this run's values, and the device and dtype that `auto` stands for here."""
+    from training_io.staging import resolve_device
+
+    training = stage.recipe.training
+    device = resolve_device(packing_plan.device).type
+    automatic = "bfloat16" if device == "cuda" else "float32"
+    return {
+        **training.model_dump(mode="json"),
+        "steps": overrides.steps or training.steps,
+        "learning_rate": overrides.learning_rate or training.learning_rate,
+        "dtype": automatic if training.dtype == "auto" else training.dtype,
+        "device": device,
+        "eval_microbatch_tokens": stage.recipe.packs.eval_microbatch_tokens,
+    }
 
 
 def stream_specs(
@@ -122,8 +130,7 @@ def _train(
     stage: Stage,
     token_shards: DeviceInput,
     packing_plan: DeviceInput,
-    steps: int,
-    learning_rate: float,
+    settings: dict[str, Any],
     checkpoint_dir: Path,
 ) -> "TrainResult":
     from training_io.train import TrainConfig, train
@@ -131,16 +138,17 @@ def _train(
     training = stage.recipe.training
     specs = stream_specs(stage, token_shards, packing_plan)
     config = TrainConfig(
-        steps=steps,
-        learning_rate=learning_rate,
-        warmup_steps=min(training.warmup_steps, steps),
+        steps=settings["steps"],
+        learning_rate=settings["learning_rate"],
+        warmup_steps=min(training.warmup_steps, settings["steps"]),  # the launchpad may shorten a run
         weight_decay=training.weight_decay,
         grad_clip=training.grad_clip,
         seed=training.seed,
         eval_every=training.eval_every,
         eval_steps=training.eval_microbatches,
         checkpoint_every=training.checkpoint_every,
-        device=packing_plan.device,
+        device=settings["device"],
+        dtype=settings["dtype"],
         num_threads=training.num_threads,
     )
 
@@ -182,6 +190,7 @@ def _counts(result: "TrainResult") -> dict[str, Any]:
         **({"first_validation_loss": result.validation[0][1]} if result.validation else {}),
         **({"final_validation_loss": result.validation[-1][1]} if result.validation else {}),
         "attention": result.backend,
+        "device": result.device,
     }
 
 

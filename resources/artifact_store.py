@@ -16,7 +16,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,6 +65,7 @@ class ArtifactRef:
     outcome: Outcome
     seconds: float
     warnings: tuple[str, ...] = ()
+    lineage: Mapping[str, str] = field(default_factory=dict)  # asset -> content digest of all that it comes from
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -187,14 +188,14 @@ class ArtifactStore:
     def quarantine(self, ref: ArtifactRef, check: str, reason: str) -> None:
         """Hold an artifact, its units and its plans back: readers refuse them until the check passes or a rebuild."""
         for folder in self._with_units(ref):
-            with _locked(folder):
+            with locked(folder):
                 reasons = {**quarantine_reasons(folder), check: reason}
                 _replace_file(folder / QUARANTINE_NAME, json.dumps(reasons, indent=1))
 
     def lift(self, ref: ArtifactRef, check: str) -> None:
         """Take back what one check held against an artifact, its units and its plans."""
         for folder in self._with_units(ref):
-            with _locked(folder):
+            with locked(folder):
                 reasons = quarantine_reasons(folder)
                 if reasons.pop(check, None) is None:
                     continue
@@ -248,7 +249,7 @@ def _publish(temporary: Path, folder: Path) -> Manifest:
     A damaged artifact in the way is first moved aside, so that readers see the old folder, none, or the new one.
     """
     manifest = load_manifest(temporary)
-    with _locked(folder.parent):
+    with locked(folder.parent):
         while not _is_renamed(temporary, folder):
             if _is_whole(folder):
                 shutil.rmtree(temporary)
@@ -307,7 +308,7 @@ def _process_is_gone(process: int) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold a folder against other processes: writers of one identity, and checks which fail at once, take turns."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -4,10 +4,14 @@
 `processes` runs each step in a process of its own, forked from a server that has the code loaded (0.75 s a step).
 """
 
+import contextlib
+import fcntl
 import logging
 import os
 import sys
 import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -32,6 +36,7 @@ def executor_of_profile() -> dg.ExecutorDefinition:
 
 
 INSTANCE_FOLDER = "dagster"
+LOCKS_FOLDER = "processes"
 INSTANCE_SETTINGS = """\
 # Written by corpusmill; yours to change.
 telemetry: {enabled: false}
@@ -50,6 +55,55 @@ def prepare_instance(home: Path) -> Path:
     if not settings.exists():
         settings.write_text(INSTANCE_SETTINGS, encoding="utf-8")
     return folder
+
+
+PROCESS_TAG = "corpusmill/process"
+"""Tag of a run that the command line executes: the name of the lock file that its process holds."""
+
+
+@contextlib.contextmanager
+def process_lock(instance_folder: Path) -> Iterator[str]:
+    """Hold a lock file while this process lives, however it ends, and give its name."""
+    folder = instance_folder / LOCKS_FOLDER
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{uuid.uuid4().hex}.lock"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield path.name
+        finally:
+            path.unlink()
+
+
+def close_dead_runs(instance: dg.DagsterInstance, instance_folder: Path) -> None:
+    """Report command-line runs whose process is gone as failed, and give back the pool slots of runs that ended.
+
+    A killed process leaves its run as started, with its slots taken: after two of them, every run would wait for ever.
+    """
+    under_way = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED])
+    for run in instance.get_runs(filters=under_way):
+        if PROCESS_TAG in run.tags and _is_released(instance_folder / LOCKS_FOLDER / run.tags[PROCESS_TAG]):
+            instance.report_run_failed(run, "The process that executed this run is gone.")
+    storage = instance.event_log_storage
+    if not storage.supports_global_concurrency_limits:
+        return
+    for run_id in sorted(storage.get_concurrency_run_ids()):
+        ended = instance.get_run_by_id(run_id)
+        if ended is None or ended.is_finished:
+            storage.free_concurrency_slots_for_run(run_id)
+
+
+def _is_released(path: Path) -> bool:
+    """Whether no process holds the lock file; one that nobody holds is removed."""
+    try:
+        with path.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    return True
 
 
 @dg.logger(config_schema={}, description="Our own progress messages, one short line each.")

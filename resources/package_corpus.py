@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from training_io.errors import SourceError
+from training_io.hashing import sha256_file
 
 DISTRIBUTION = "corpusmill"
 ROWS_PER_GROUP = 250
@@ -131,13 +132,17 @@ def choose_texts(texts: list[PackageText], limits: Mapping[str, int]) -> list[Pa
 
 
 def corpus_inputs(texts: list[PackageText]) -> dict[str, Any]:
-    """What decides the corpus's bytes, before it is written: each text's name, version and recorded hash."""
+    """What decides the corpus's bytes, before it is written: each text's name, version and the hash of its bytes."""
     return {
         "texts": [
-            [text.pool, text.distribution, text.version, text.member, text.recorded_hash, text.location is None]
+            [text.pool, text.distribution, text.version, text.member, _content_hash(text), text.location is None]
             for text in texts
         ]
     }
+
+
+def _content_hash(text: PackageText) -> str:
+    return text.recorded_hash if text.location is None else sha256_file(text.location)
 
 
 def write_package_corpus(folder: Path, texts: list[PackageText]) -> dict[str, Any]:

@@ -78,7 +78,21 @@ def _paths(pool: PoolFolder) -> list[Path]:
             f"pool {pool.name}: expected at least one file matching {pool.glob!r} in {pool.folder}, found none."
             " Put the files there or mend the glob in the recipe."
         )
+    unnamed = [path for path in paths if not _is_utf8(path.name)]
+    if unnamed:
+        raise SourceError(
+            f"pool {pool.name}: expected file names in UTF-8 in {pool.folder}, found {unnamed[0].name!a}."
+            " Rename the file."
+        )
     return paths
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def listing_fingerprint(files: Sequence[SourceFile]) -> str:
@@ -87,9 +101,9 @@ def listing_fingerprint(files: Sequence[SourceFile]) -> str:
 
 
 def _open_footer(pool: str, path: Path, folder: Path) -> SourceFile:
-    size = path.stat().st_size
-    footer_sha256 = _hash_footer(path, size)
     try:
+        size = path.stat().st_size
+        footer_sha256 = _hash_footer(path, size)
         metadata = pq.read_metadata(path)
         schema = metadata.schema.to_arrow_schema()
         row_groups = tuple(_facts(metadata.row_group(number)) for number in range(metadata.num_row_groups))
@@ -160,6 +174,12 @@ def read_row_groups(
     """The selected row groups, one table each, with those of `columns` that the file has; SourceError if unreadable."""
     wanted = [name for name in columns if name in file.columns]
     try:
+        size = file.location.stat().st_size
+        if (size, _hash_footer(file.location, size)) != (file.size_bytes, file.footer_sha256):
+            raise SourceError(
+                f"{file.location}: expected the file of {file.size_bytes:,} bytes that was listed, found one of"
+                f" {size:,} bytes or with another footer. It changed during the run; materialize raw_row_groups again."
+            )
         with pq.ParquetFile(file.location, memory_map=True, page_checksum_verification=True) as parquet:
             for row_group in row_groups:
                 yield row_group, parquet.read_row_group(row_group, columns=wanted)

@@ -81,6 +81,7 @@ VALUES = {
         "eval_every": 50,
         "eval_microbatches": 4,
         "checkpoint_every": 100,
+        "dtype": "auto",
         "num_threads": 2,
     },
 }
@@ -374,7 +375,7 @@ LEAVES = {
     "training.model.d_ff": ({"training.model.d_ff": 1}, ["varlen_training_run"]),
     "training.model.norm": ({"training.model.norm": "layernorm"}, ["varlen_training_run"]),
     "training.model.positions": ({"training.model.positions": "learned"}, ["varlen_training_run"]),
-    "training.steps": ({"training.steps": 1}, ["varlen_training_run"]),
+    "training.steps": ({"training.steps": 99}, ["varlen_training_run"]),
     "training.learning_rate": ({"training.learning_rate": 1}, ["varlen_training_run"]),
     "training.warmup_steps": ({"training.warmup_steps": 0}, ["varlen_training_run"]),
     "training.weight_decay": ({"training.weight_decay": 0}, ["varlen_training_run"]),
@@ -383,6 +384,7 @@ LEAVES = {
     "training.eval_every": ({"training.eval_every": 1}, ["varlen_training_run"]),
     "training.eval_microbatches": ({"training.eval_microbatches": 1}, ["varlen_training_run"]),
     "training.checkpoint_every": ({"training.checkpoint_every": 1}, ["varlen_training_run"]),
+    "training.dtype": ({"training.dtype": "bfloat16"}, ["varlen_training_run"]),
     "training.num_threads": ({"training.num_threads": 1}, ["varlen_training_run"]),
 }
 
@@ -490,7 +492,7 @@ training.layout training.windows.length training.windows.batch_size training.win
 training.model.d_model training.model.num_layers training.model.num_heads training.model.num_kv_heads
 training.model.d_ff training.model.norm training.model.positions
 training.steps training.learning_rate training.warmup_steps training.weight_decay training.grad_clip training.seed
-training.eval_every training.eval_microbatches training.checkpoint_every training.num_threads
+training.eval_every training.eval_microbatches training.checkpoint_every training.dtype training.num_threads
 """
 
 

@@ -5,6 +5,7 @@ device and of how far to read ahead, from which each rank opens its own stream. 
 description opens plain CPU tensors. torch is not imported here: the code location loads this module.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +32,10 @@ class SealedArtifact(Protocol):
     def digest(self) -> str:
         """SHA-256 of its content."""
 
+    @property
+    def lineage(self) -> Mapping[str, str]:
+        """Content digest of every asset that it comes from."""
+
 
 class ArtifactFinder(Protocol):
     """Who knows which artifact a run is to read."""
@@ -46,6 +51,7 @@ class DeviceInput:
     asset: str
     identity: str
     digest: str
+    lineage: Mapping[str, str]
     folder: Path
     device: str
     prefetch_depth: int
@@ -79,6 +85,7 @@ class GpuIOManager(dg.ConfigurableIOManager):
             asset=artifact.asset,
             identity=artifact.identity,
             digest=artifact.digest,
+            lineage=artifact.lineage,
             folder=folder,
             device=self.device,
             prefetch_depth=self.prefetch_depth,

@@ -134,7 +134,7 @@ def every_pair_once(plan: Plan) -> list[str]:
     """
     index = plan.index
     if documents_tile_shards(index):
-        return []
+        return [f"split {plan.split}: pairs not recounted: the documents do not tile the shards"]
     doc, start, end = _planned_segments(plan)
     shard_of, begins = index.shards[doc], index.offsets[doc]
     violations = []
@@ -168,9 +168,9 @@ def packs_within_capacity(plan: Plan) -> list[str]:
 
 
 def pack_sums_are_right(plan: Plan) -> list[str]:
-    """pack_targets and pack_sum_squares are the sums over each pack's segments; silent where the offsets are broken."""
+    """pack_targets and pack_sum_squares are the sums over each pack's segments."""
     if _offsets_are_broken(plan):
-        return []
+        return [f"split {plan.split}: sums not recounted: the pack offsets do not rise from 0 to the segments"]
     known, held, squares = _pack_totals(plan)
     violations = []
     for name, stored, recounted in (
@@ -193,13 +193,10 @@ def sampled_steps(plan: Plan) -> list[tuple[int, int]]:
 
 
 def steps_match_shards(plan: Plan) -> list[str]:
-    """Batches of a few steps have well-formed cu_seqlens, restarted positions, and the shards' own tokens and targets.
-
-    Silent where shards or packs are broken, so that no batch can be made; the laws above say so.
-    """
+    """Batches of a few steps have well-formed cu_seqlens, restarted positions, and the shards' tokens and targets."""
     artifact = plan.shards.path
     if shards_match_headers(artifact, plan.index) or order_is_permutation(plan) or packs_within_capacity(plan):
-        return []
+        return [f"split {plan.split}: steps not recounted: shards, order or packs are broken"]
     tokens = dict(_shards(artifact, plan.index))
     violations = []
     for epoch, step in sampled_steps(plan):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from training_io import invariants
 from training_io.document_index import DocumentIndex, read_index
-from training_io.errors import CorpusmillError, FormatError
+from training_io.errors import CorpusmillError, FormatError, InvariantBroken
 from training_io.handoff import PACKAGE_NAME, self_test
 from training_io.manifest import MANIFEST_NAME, Manifest, damaged_files, load_manifest, quarantine_reasons
 from training_io.plan import PLAN_NAME, load_plan, splits_of
@@ -24,11 +24,13 @@ class Verification:
     violations: list[str] = field(default_factory=list)
 
     def recount(self, subject: str, law: Callable[[], list[str]]) -> None:
-        """Add what a law found; an artifact too damaged to be read violates it."""
+        """Add what a law found; an artifact too damaged to be read, or to be counted, violates it."""
         try:
             found = law()
         except CorpusmillError as error:
             found = [str(error)]
+        except (InvariantBroken, KeyError, IndexError, TypeError, ValueError) as error:
+            found = [f"cannot be recounted: {type(error).__name__}: {error}"]
         self.violations.extend(f"{subject}: {violation}" for violation in found)
         if not found:
             self.verified.append(subject)
