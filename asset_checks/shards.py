@@ -66,13 +66,17 @@ def shards_hold_every_document_once(
         violations.append(
             f"{index.split}: {len(lost):,} documents of the split are not in the shards with their tokens,"
             f" {len(extra):,} others are, {len(found):,} in the shards and {len(wanted):,} in the tables;"
-            f" the first difference is at document {at:,}"
+            f" the first difference is at document {at:,}, {_named(found, at)} where {_named(wanted, at)} belongs"
         )
     return verdict_of(
         "documents in the shards = documents of the split, in order, token for token",
         violations,
         f"{token_shards.counts['documents']:,} documents, {token_shards.counts['tokens']:,} tokens",
     )
+
+
+def _named(documents: list["Document"], at: int) -> str:
+    return documents[at][0].hex()[:16] if at < len(documents) else "none"
 
 
 Document = tuple[bytes, bytes]

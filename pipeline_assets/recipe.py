@@ -379,8 +379,7 @@ def parse_recipe(text: str, where: str, folder: Path) -> Recipe:
         raise RecipeError(f"{where}: expected YAML, found {error}. Mend the file.") from error
     if not isinstance(value, dict):
         raise RecipeError(
-            f"{where}: expected a mapping of sections, found {type(value).__name__}."
-            " The built-in recipes are examples."
+            f"{where}: expected a mapping of sections, found {type(value).__name__}. The built-in recipes are examples."
         )
     try:
         return Recipe.model_validate(_absolute_paths(value, folder))
@@ -465,7 +464,13 @@ STAGES: Mapping[str, str] = {
 def own_parameters(recipe: Recipe, asset: str) -> dict[str, Any]:
     """The recipe's values that an asset itself depends on, as plain JSON."""
     sections: dict[str, dict[str, Any]] = {
-        "raw_row_groups": {"source": recipe.source, "reading": recipe.reading},
+        # Where the files lie is not what they hold: their identity is in the units' inputs.
+        "raw_row_groups": {
+            "source": recipe.source.model_dump(
+                mode="json", exclude={"local_path": True, "pools": {"__all__": {"path"}}}
+            ),
+            "reading": recipe.reading,
+        },
         "reference_sets": {"references": recipe.references, "seed": recipe.seed},
         "minhash_signatures": {"dedup": _signature_parameters(recipe)},
         "lsh_clusters": {"dedup": recipe.dedup, "seed": recipe.seed, "references": recipe.references},

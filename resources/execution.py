@@ -42,6 +42,8 @@ INSTANCE_SETTINGS = """\
 telemetry: {enabled: false}
 nux: {enabled: false}
 concurrency: {pools: {granularity: op, default_limit: 2}}
+# A killed run gives its places in the pool back.
+run_monitoring: {enabled: true, free_slots_after_run_end_seconds: 30}
 # Crashed runs are started again; failed steps and failed checks are not.
 run_retries: {enabled: true, max_retries: 2, retry_on_asset_or_op_failure: false}
 """

@@ -1,0 +1,497 @@
+"""Every check passes on a clean home and fails on one that is poisoned in exactly one place; failing has consequences.
+
+A poison changes one value of one file and seals the artifact anew, so that only the law can notice. For the law about
+hashes it does not seal.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import small_corpus
+import torch
+from small_corpus import CHECK_NAMES, HELD_OUT, Built, doc_id, judged
+
+from pipeline_assets.clusters import EVIDENCE_NAME, slice_name
+from pipeline_assets.stripes import units_in
+from resources.artifact_store import ArtifactRef
+from resources.tables import write_table
+from training_io.errors import FormatError
+from training_io.hashing import sha256_file
+from training_io.manifest import MANIFEST_NAME, RUN_NAME, load_manifest, quarantine_reasons
+
+EOS_ID = 0
+
+
+@pytest.fixture(scope="session")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return small_corpus.clean(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def copy(clean: Built, tmp_path: Path) -> Built:
+    return small_corpus.copy_home(clean, tmp_path / "home")
+
+
+def whole(built: Built, asset: str) -> Path:
+    return built.folder(asset)
+
+
+def units(built: Built, asset: str) -> list[tuple[str, Path]]:
+    """Names and folders of an asset's units."""
+    refs = units_in(built.stage, built.refs[asset])
+    return [(ref.unit, built.stage.store.folder(ref)) for ref in refs]
+
+
+def seal_again(built: Built, folder: Path) -> None:
+    """Make the manifests and references above a changed folder agree with it, as if it had been written like that."""
+    before = load_manifest(folder)
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in (MANIFEST_NAME, RUN_NAME)
+    }
+    after = replace(before, files=files)
+    assert after.digest != before.digest, "the poison changed nothing"
+    (folder / MANIFEST_NAME).write_text(json.dumps(after.to_json(), indent=1), encoding="utf-8")
+    asset = built.home / before.asset
+    naming = [built.home / "_references"] if before.unit == "-" else []
+    listing = [asset / "-"] if before.unit != "-" else []
+    plans = [built.home / "packing_plan" / "-"] if before.asset == "token_shards" and before.unit == "-" else []
+    for place in (*naming, *listing, *plans):
+        for path in sorted(place.rglob("*.json")):
+            text = path.read_text(encoding="utf-8")
+            if path.name not in (MANIFEST_NAME, RUN_NAME) and before.digest in text:
+                path.write_text(text.replace(before.digest, after.digest), encoding="utf-8")
+    for place in (*listing, *plans):
+        for path in sorted(place.glob(f"*/{MANIFEST_NAME}")):
+            if any(
+                sha256_file(path.parent / name) != entry["sha256"]
+                for name, entry in load_manifest(path.parent).files.items()
+            ):
+                seal_again(built, path.parent)
+
+
+def change_table(path: Path, change: Callable[[list[dict]], list[dict]]) -> None:
+    """Rewrite a table with other rows."""
+    table = pq.read_table(path)
+    write_table(pa.Table.from_pylist(change(table.to_pylist()), schema=table.schema), path)
+
+
+def set_cell(path: Path, row: int, column: str, value: object) -> None:
+    def change(rows: list[dict]) -> list[dict]:
+        assert rows[row][column] != value
+        rows[row][column] = value
+        return rows
+
+    change_table(path, change)
+
+
+def set_value(path: Path, at: int | tuple[int, ...], value: object) -> object:
+    """Put one value into a stored array; returns what was there."""
+    array = np.load(path)
+    before = array[at]
+    assert np.any(before != value)
+    array[at] = value
+    np.save(path, array)
+    return before
+
+
+def row_where(path: Path, column: str, value: object) -> int:
+    return pq.read_table(path, columns=[column]).column(column).to_pylist().index(value)
+
+
+def lose_a_row(built: Built) -> str:
+    unit, folder = units(built, "raw_row_groups")[0]
+    change_table(folder / "rows.parquet", lambda rows: rows[1:])
+    seal_again(built, folder)
+    return unit
+
+
+def alter_a_text(built: Built) -> str:
+    _, folder = units(built, "raw_row_groups")[0]
+    row = pq.read_table(folder / "rows.parquet").slice(3, 1).to_pylist()[0]
+    set_cell(folder / "rows.parquet", 3, "text", row["text"] + ".")
+    seal_again(built, folder)
+    return row["doc_id"].hex()[:16]
+
+
+def alter_a_signature(built: Built) -> str:
+    _, folder = units(built, "minhash_signatures")[1]
+    set_value(folder / "signatures.npy", (2, 5), 7)
+    seal_again(built, folder)
+    return np.load(folder / "doc_id.npy")[2].tobytes().hex()[:16]
+
+
+def first_slice(built: Built) -> tuple[str, Path]:
+    unit, _ = units(built, "raw_row_groups")[0]
+    return unit, whole(built, "lsh_clusters") / slice_name(unit)
+
+
+def lose_a_decision(built: Built) -> str:
+    unit, path = first_slice(built)
+    change_table(path, lambda rows: rows[:-1])
+    seal_again(built, whole(built, "lsh_clusters"))
+    return unit
+
+
+def drop_a_kept_document(built: Built) -> str:
+    _, path = first_slice(built)
+    row = row_where(path, "cluster_size", 1)
+    set_cell(path, row, "kept", False)
+    seal_again(built, whole(built, "lsh_clusters"))
+    return pq.read_table(path).column("cluster_id")[row].as_py().hex()[:16]
+
+
+def join_two_clusters(built: Built) -> str:
+    _, path = first_slice(built)
+    singles = pq.read_table(path).filter(pc.field("cluster_size") == 1).column("cluster_id").to_pylist()
+    set_cell(path, row_where(path, "cluster_id", singles[0]), "cluster_id", singles[1])
+    seal_again(built, whole(built, "lsh_clusters"))
+    return singles[0].hex()[:16]
+
+
+def lose_evidence(built: Built) -> str:
+    path = whole(built, "lsh_clusters") / EVIDENCE_NAME
+    lost = pq.read_table(path).column("removed_doc_id")[0].as_py()
+    change_table(path, lambda rows: rows[1:])
+    seal_again(built, whole(built, "lsh_clusters"))
+    return lost.hex()[:16]
+
+
+def find_row(paths: list[Path], wanted: bytes) -> tuple[Path, int]:
+    """The table among several that holds a doc_id, and its row."""
+    for path in paths:
+        ids = pq.read_table(path, columns=["doc_id"]).column("doc_id").to_pylist()
+        if wanted in ids:
+            return path, ids.index(wanted)
+    raise AssertionError(wanted.hex())
+
+
+def let_a_reference_go(built: Built) -> str:
+    slices = sorted((whole(built, "lsh_clusters") / "clusters").glob("*.parquet"))
+    path, row = find_row(slices, doc_id(HELD_OUT))
+    set_cell(path, row, "barred", False)
+    seal_again(built, whole(built, "lsh_clusters"))
+    return doc_id(HELD_OUT).hex()[:16]
+
+
+def remove_most_of_a_pool(built: Built) -> str:
+    name = next(unit for unit, _ in units(built, "raw_row_groups") if unit.startswith("beta"))
+    change_table(whole(built, "lsh_clusters") / slice_name(name), lambda rows: [{**row, "kept": False} for row in rows])
+    seal_again(built, whole(built, "lsh_clusters"))
+    return "beta"
+
+
+def tokenize_another_document(built: Built) -> str:
+    _, folder = units(built, "document_tokens")[0]
+    lost = set_value(folder / "doc_id.npy", 4, np.frombuffer(doc_id("another"), np.uint8))
+    seal_again(built, folder)
+    return lost.tobytes().hex()[:16]
+
+
+def lose_an_end(built: Built) -> str:
+    unit, folder = units(built, "document_tokens")[0]
+    end = int(np.load(folder / "length.npy")[0]) - 1
+    assert set_value(folder / "tokens.npy", end, 9) == EOS_ID
+    seal_again(built, folder)
+    return f"{unit}: token {end:,}"
+
+
+def alter_a_token(built: Built) -> str:
+    _, folder = units(built, "document_tokens")[0]
+    first = int(np.load(folder / "tokens.npy")[0])
+    set_value(folder / "tokens.npy", 0, first + 1)
+    seal_again(built, folder)
+    return np.load(folder / "doc_id.npy")[0].tobytes().hex()[:16]
+
+
+def split_table(built: Built, *needed: str) -> tuple[Path, list[dict]]:
+    """A unit's split table that has documents of all the needed splits."""
+    for _, folder in units(built, "split_documents"):
+        rows = pq.read_table(folder / "documents.parquet").to_pylist()
+        if {*needed} <= {row["split"] for row in rows}:
+            return folder / "documents.parquet", rows
+    raise AssertionError(needed)
+
+
+def use_a_near_copy_in_another_split(built: Built) -> str:
+    tables = [folder / "documents.parquet" for _, folder in units(built, "split_documents")]
+    original, copied = doc_id(small_corpus.NEAR_ORIGINAL), doc_id(small_corpus.NEAR_COPY)
+    path, row = find_row(tables, original)
+    split = pq.read_table(path).column("split")[row].as_py()
+    path, rows = split_table(built, "validation" if split == "train" else "train")
+    other = next(number for number, row in enumerate(rows) if row["split"] not in (split, "unused"))
+    set_cell(path, other, "doc_id", copied)
+    seal_again(built, path.parent)
+    return min(original, copied).hex()[:16]
+
+
+def repeat_in_validation(built: Built) -> str:
+    path, rows = split_table(built, "train", "validation")
+    trained = next(row for row in rows if row["split"] == "train")
+    validated = next(number for number, row in enumerate(rows) if row["split"] == "validation")
+    set_cell(path, validated, "doc_id", trained["doc_id"])
+    seal_again(built, path.parent)
+    return trained["doc_id"].hex()[:16]
+
+
+def validate_on(built: Built, text: str) -> str:
+    tables = [folder / "documents.parquet" for _, folder in units(built, "split_documents")]
+    path, row = find_row(tables, doc_id(text))
+    set_cell(path, row, "split", "validation")
+    seal_again(built, path.parent)
+    return doc_id(text).hex()[:16]
+
+
+def lose_a_split_row(built: Built) -> str:
+    path, rows = split_table(built, "train")
+    change_table(path, lambda kept: kept[1:])
+    seal_again(built, path.parent)
+    return rows[0]["doc_id"].hex()[:16]
+
+
+def poke_shard(built: Built, token: int, value: int) -> None:
+    path = whole(built, "token_shards") / "train_000000.bin"
+    content = bytearray(path.read_bytes())
+    content[1024 + 2 * token : 1026 + 2 * token] = value.to_bytes(2, "little")
+    assert bytes(content) != path.read_bytes()
+    path.write_bytes(content)
+
+
+def flip_a_byte(built: Built) -> str:
+    poke_shard(built, 3, 0xFFFF)
+    return "train_000000.bin"
+
+
+def index_column(built: Built, name: str) -> np.ndarray:
+    return np.load(whole(built, "token_shards") / "train_index" / f"{name}.npy")
+
+
+def lose_an_end_in_a_shard(built: Built) -> str:
+    end = int(index_column(built, "length")[0]) - 1
+    poke_shard(built, end, 9)
+    seal_again(built, whole(built, "token_shards"))
+    return f"train_000000.bin: token {end:,}"
+
+
+def alter_a_token_in_a_shard(built: Built) -> str:
+    path = whole(built, "token_shards") / "train_000000.bin"
+    first = int.from_bytes(path.read_bytes()[1024:1026], "little")
+    poke_shard(built, 0, first + 1)
+    seal_again(built, whole(built, "token_shards"))
+    return "the first difference is at document 0"
+
+
+def repeat_a_segment(built: Built) -> str:
+    plan = whole(built, "packing_plan")
+    order = np.load(plan / "train" / "order.npy")
+    lost = set_value(plan / "train" / "order.npy", 0, order[1])
+    seal_again(built, plan)
+    return f"segment {int(lost):,}: expected once in the plan, found 0"
+
+
+def overfill_a_pack(built: Built) -> str:
+    plan = whole(built, "packing_plan")
+    targets = np.load(plan / "train" / "pack_targets.npy")
+    full = int(np.flatnonzero(targets == 64)[0])
+    offsets = np.load(plan / "train" / "pack_offsets.npy")
+    set_value(plan / "train" / "pack_offsets.npy", full + 1, offsets[full + 1] + 1)
+    seal_again(built, plan)
+    return f"pack {full:,}"
+
+
+def misstate_the_denominator(built: Built) -> str:
+    path = whole(built, "packing_plan") / "train" / "pack_targets.npy"
+    targets = np.load(path)
+    targets[0] += 1
+    targets[-1] -= 1  # the sum stays, or loading would refuse it
+    np.save(path, targets)
+    seal_again(built, whole(built, "packing_plan"))
+    return "epoch 0, step 0"
+
+
+def misstate_ids(built: Built) -> str:
+    folder = whole(built, "handoff_package")
+    package = json.loads((folder / "package.json").read_bytes())
+    package["self_test"]["documents"][0]["ids"][0] += 1
+    (folder / "package.json").write_text(json.dumps(package))
+    seal_again(built, folder)
+    return "tokenizer: 'def double"
+
+
+def spoil_a_weight(built: Built) -> str:
+    folder = whole(built, "varlen_training_run")
+    state = folder / "checkpoint" / "state.pt"
+    payload = torch.load(state, weights_only=True)
+    next(iter(payload["model"].values())).view(-1)[0] = float("nan")
+    torch.save(payload, state)
+    record = json.loads((folder / "checkpoint" / "checkpoint.json").read_bytes())
+    record |= {"bytes": state.stat().st_size, "sha256": sha256_file(state)}
+    (folder / "checkpoint" / "checkpoint.json").write_text(json.dumps(record))
+    seal_again(built, folder)
+    return "segment"
+
+
+def raise_the_last_loss(built: Built) -> str:
+    folder = whole(built, "varlen_training_run")
+    curves = json.loads((folder / "curves.json").read_bytes())
+    curves["validation"][-1][1] = 99.5
+    (folder / "curves.json").write_text(json.dumps(curves))
+    seal_again(built, folder)
+    return "99.5"
+
+
+POISONS: dict[str, Callable[[Built], str]] = {
+    "every_source_row_is_used_or_counted": lose_a_row,
+    "doc_ids_are_hashes_of_texts": alter_a_text,
+    "s_curve_matches_formula": alter_a_signature,
+    "every_row_has_one_decision": lose_a_decision,
+    "one_document_is_kept_per_cluster": drop_a_kept_document,
+    "clusters_are_connected_components": join_two_clusters,
+    "every_removal_has_evidence": lose_evidence,
+    "reference_texts_are_found": let_a_reference_go,
+    "removal_is_plausible": remove_most_of_a_pool,
+    "every_kept_document_is_tokenized_once": tokenize_another_document,
+    "end_of_document_comes_once_at_the_end": lose_an_end,
+    "tokens_decode_to_the_text": alter_a_token,
+    "no_document_is_in_two_splits": repeat_in_validation,
+    "no_cluster_is_in_two_splits": use_a_near_copy_in_another_split,
+    "no_reference_text_is_in_validation": lambda built: validate_on(built, HELD_OUT),
+    "every_kept_document_has_a_split_or_a_reason": lose_a_split_row,
+    "shards_match_their_headers_and_hashes": flip_a_byte,
+    "shards_end_every_document_once": lose_an_end_in_a_shard,
+    "shards_hold_every_document_once": alter_a_token_in_a_shard,
+    "every_pair_comes_exactly_once": repeat_a_segment,
+    "no_pack_is_over_capacity": overfill_a_pack,
+    "batches_are_well_formed": misstate_the_denominator,
+    "handoff_self_test_passes": misstate_ids,
+    "no_token_sees_another_document": spoil_a_weight,
+    "validation_loss_falls": raise_the_last_loss,
+}
+
+
+def test_every_check_has_a_poison() -> None:
+    assert sorted(POISONS) == sorted(CHECK_NAMES)
+
+
+@pytest.mark.parametrize("name", CHECK_NAMES)
+def test_check_passes_on_a_clean_home_and_fails_on_a_poisoned_one(name: str, clean: Built, copy: Built) -> None:
+    assert judged(name, clean).num_violations == 0
+    needle = POISONS[name](copy)
+    verdict = judged(name, copy)
+    assert verdict.num_violations >= 1
+    assert needle in str([dict(example) for example in verdict.examples]), verdict.examples
+    assert verdict.expected
+    assert verdict.found
+
+
+def test_a_near_copy_of_a_reference_may_not_be_validated_on(copy: Built) -> None:
+    needle = validate_on(copy, small_corpus.LIKE_A_REFERENCE)
+    verdict = judged("no_reference_text_is_in_validation", copy)
+    assert verdict.num_violations == 1
+    assert needle in str(verdict.examples)
+
+
+def held_back(built: Built, ref: ArtifactRef) -> dict[str, str]:
+    return quarantine_reasons(built.stage.store.folder(ref))
+
+
+def test_a_failing_blocking_check_quarantines_and_a_passing_one_lifts(clean: Built, copy: Built) -> None:
+    folder = whole(copy, "packing_plan")
+    pristine = {path: path.read_bytes() for path in sorted((copy.home / "_references" / "packing_plan").iterdir())}
+    repeat_a_segment(copy)
+    name = "every_pair_comes_exactly_once"
+    result = small_corpus.run_checks(copy.recipe, copy.home, name)
+    evaluation = small_corpus.evaluations(result)[name]
+    assert not evaluation.passed
+    assert evaluation.severity == dg.AssetCheckSeverity.ERROR
+    assert {"expected", "found", "num_violations", "examples"} <= set(evaluation.metadata)
+    ref = small_corpus.recorded(copy.recipe, copy.home)["packing_plan"]
+    assert list(held_back(copy, ref)) == [name]
+
+    (refusal,) = small_corpus.failures(small_corpus.materialize(copy.recipe, copy.home, "packing_stats")).values()
+    assert refusal.startswith("FormatError: ")
+    assert "quarantined" in refusal
+    assert name in refusal
+    assert "Materialize packing_plan again" in refusal
+
+    for source in (whole(clean, "packing_plan") / "train" / "order.npy", whole(clean, "packing_plan") / MANIFEST_NAME):
+        (folder / source.relative_to(whole(clean, "packing_plan"))).write_bytes(source.read_bytes())
+    for path, content in pristine.items():
+        path.write_bytes(content)
+    assert small_corpus.evaluations(small_corpus.run_checks(copy.recipe, copy.home, name))[name].passed
+    assert not held_back(copy, ref)
+    assert not small_corpus.failures(small_corpus.materialize(copy.recipe, copy.home, "packing_stats"))
+
+
+def test_materializing_a_quarantined_asset_again_rebuilds_it(clean: Built, copy: Built) -> None:
+    repeat_a_segment(copy)
+    small_corpus.run_checks(copy.recipe, copy.home, "every_pair_comes_exactly_once")
+    assert held_back(copy, copy.refs["packing_plan"])
+    result = small_corpus.materialize(copy.recipe, copy.home, "packing_plan")
+    assert result.success
+    metadata = small_corpus.materialized_metadata(result)["packing_plan"]
+    assert metadata["artifacts_rebuilt"] == 1
+    assert metadata["data_version"] == clean.refs["packing_plan"].identity
+    assert not held_back(copy, copy.refs["packing_plan"])
+    assert load_manifest(whole(copy, "packing_plan")).digest == clean.refs["packing_plan"].digest
+
+
+def test_a_check_that_crashes_quarantines_and_its_run_fails(copy: Built) -> None:
+    _, path = first_slice(copy)
+    path.write_bytes(b"PAR1 this is no table PAR1")
+    seal_again(copy, whole(copy, "lsh_clusters"))
+    name = "every_row_has_one_decision"
+    result = small_corpus.run_checks(copy.recipe, copy.home, name)
+    assert not result.success
+    reasons = held_back(copy, small_corpus.recorded(copy.recipe, copy.home)["lsh_clusters"])
+    assert reasons[name].startswith("the check crashed: ")
+
+
+def test_units_are_held_back_with_their_asset(copy: Built) -> None:
+    alter_a_token(copy)
+    small_corpus.run_checks(copy.recipe, copy.home, "tokens_decode_to_the_text")
+    ref = small_corpus.recorded(copy.recipe, copy.home)["document_tokens"]
+    for unit in units_in(copy.stage, ref):
+        with pytest.raises(FormatError, match="quarantined"):
+            small_corpus.open_stage(copy.recipe, copy.home).open(unit)
+
+
+def leak_in_the_split_plan(built: Built) -> None:
+    """Let the stored decision of one held-out document say validation, as a faulty planner would have."""
+    (plan,) = (built.home / "split_documents" / "plan").iterdir()
+    held_out = doc_id(HELD_OUT)
+    for unit, folder in units(built, "document_tokens"):
+        rows = [row.tobytes() for row in np.load(folder / "doc_id.npy")]
+        if held_out in rows:
+            set_value(plan / f"{unit}.npy", (rows.index(held_out), 0), 1)
+    seal_again(built, plan)
+
+
+def test_a_leak_stops_everything_downstream_in_the_same_run_and_in_later_ones(clean: Built, copy: Built) -> None:
+    leak_in_the_split_plan(copy)
+    before = small_corpus.artifact_files(copy.home)
+    flow = ("split_documents", "token_shards", "packing_plan")
+    result = small_corpus.materialize(copy.recipe, copy.home, *flow)
+    assert not result.success
+    assert not small_corpus.evaluations(result)["no_reference_text_is_in_validation"].passed
+    assert list(small_corpus.materialized_metadata(result)) == ["split_documents"]
+    changed = set(small_corpus.artifact_files(copy.home).items()) - set(before.items())
+    assert {path.split("/")[0] for path, _ in changed} == {"split_documents"}
+
+    (refusal,) = small_corpus.failures(small_corpus.materialize(copy.recipe, copy.home, "token_shards")).values()
+    assert "no_reference_text_is_in_validation" in refusal
+    assert "Materialize split_documents again" in refusal
+
+    again = small_corpus.materialize(copy.recipe, copy.home, *flow)
+    assert again.success, small_corpus.failures(again)
+    versions = {name: values["data_version"] for name, values in small_corpus.materialized_metadata(again).items()}
+    assert versions == {name: clean.refs[name].identity for name in flow}

@@ -1,0 +1,174 @@
+"""Runs that start by themselves: one run a new listing, and that run redoes only what changed."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import small_corpus
+from small_corpus import Built
+
+from pipeline_assets.automation import EVERYTHING, everything, new_revision_sensor, nightly_schedule
+from pipeline_assets.definitions import build_definitions, definitions
+from pipeline_assets.references import PipelineResource
+from pipeline_assets.source import revision_of
+from pipeline_assets.stripes import units_in
+from training_io.errors import SourceError
+
+CHANGED_FILE = Path("beta") / "b_000.parquet"
+CHANGED_ROW = 20  # neither it nor what replaces it is in the tokenizer sample
+FLOW = ("raw_row_groups", "reference_sets", "minhash_signatures", "lsh_clusters", "tokenizer", "document_tokens")
+FLOW += ("split_documents", "token_shards", "packing_plan")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A recipe over a corpus of its own, free to be changed."""
+    small_corpus.write_corpus(tmp_path)
+    return small_corpus.write_recipe(tmp_path)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with small_corpus.short_instance() as instance:
+        yield instance
+
+
+def resource_over(recipe: Path) -> PipelineResource:
+    return PipelineResource(recipe=str(recipe), home=str(recipe.parent / "home"))
+
+
+def tick(recipe: Path, cursor: str | None) -> dg.SensorResult | dg.SkipReason:
+    context = dg.build_sensor_context(cursor=cursor, resources={"pipeline": resource_over(recipe)})
+    answer = new_revision_sensor(context)
+    assert isinstance(answer, dg.SensorResult | dg.SkipReason)
+    return answer
+
+
+def change_one_file(recipe: Path) -> None:
+    """Replace one document of one file by another."""
+    rows = small_corpus.corpus_rows()["beta"]["b_000"]
+    rows[CHANGED_ROW]["text"] = small_corpus.sentences(5_001)
+    small_corpus.write_rows(recipe.parent / CHANGED_FILE, rows)
+
+
+def revision(recipe: Path) -> str:
+    return revision_of(resource_over(recipe).open())
+
+
+def test_observing_gives_the_fingerprint_of_the_listing(corpus: Path, instance: dg.DagsterInstance) -> None:
+    job = build_definitions(resource_over(corpus)).resolve_job_def(EVERYTHING)
+    assert small_corpus.execute(job, instance, ["dataset_revision"]).success
+    record = instance.get_latest_data_version_record(dg.AssetKey("dataset_revision"))
+    assert record is not None
+    assert record.asset_observation is not None
+    assert record.asset_observation.tags["dagster/data_version"] == revision(corpus)
+    before = revision(corpus)
+    change_one_file(corpus)
+    assert revision(corpus) != before
+
+
+def test_a_new_revision_asks_for_one_run_and_a_seen_one_for_none(corpus: Path) -> None:
+    first = tick(corpus, cursor=None)
+    assert isinstance(first, dg.SensorResult)
+    (request,) = first.run_requests or []
+    assert request.run_key is not None
+    assert revision(corpus) in request.run_key
+    (observation,) = first.asset_events
+    assert isinstance(observation, dg.AssetObservation)
+    assert observation.asset_key == dg.AssetKey("dataset_revision")
+    assert observation.tags["dagster/data_version"] == revision(corpus)
+    second = tick(corpus, cursor=first.cursor)
+    assert isinstance(second, dg.SkipReason)
+    assert revision(corpus)[:12] in str(second.skip_message)
+
+
+def test_a_listing_that_comes_back_asks_again(corpus: Path) -> None:
+    path = corpus.parent / CHANGED_FILE
+    before = path.read_bytes()
+    cursor, keys, revisions = None, [], []
+    for content in (before, None, before):
+        if content is None:
+            change_one_file(corpus)
+        else:
+            path.write_bytes(content)
+        answer = tick(corpus, cursor)
+        assert isinstance(answer, dg.SensorResult)
+        cursor = answer.cursor
+        keys += [request.run_key for request in answer.run_requests or []]
+        revisions.append(revision(corpus))
+    assert revisions[0] == revisions[2] != revisions[1]
+    assert len(set(keys)) == 3  # Dagster starts no second run of one key
+
+
+def test_a_new_time_stamp_alone_asks_for_nothing(corpus: Path) -> None:
+    first = tick(corpus, cursor=None)
+    assert isinstance(first, dg.SensorResult)
+    path = corpus.parent / CHANGED_FILE
+    stamp = path.stat().st_mtime_ns
+    os.utime(path, ns=(stamp + 10**10, stamp + 10**10))
+    assert path.stat().st_mtime_ns != stamp
+    assert isinstance(tick(corpus, cursor=first.cursor), dg.SkipReason)
+
+
+def test_a_source_that_cannot_be_read_fails_the_tick_with_the_reason(corpus: Path) -> None:
+    path = corpus.parent / CHANGED_FILE
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(SourceError, match=r"b_000\.parquet: expected .* fetch it again"):
+        tick(corpus, cursor=None)
+    path.unlink()
+    with pytest.raises(SourceError, match="pool beta: expected at least one file"):
+        tick(corpus, cursor=None)
+
+
+def test_the_requested_run_redoes_the_changed_file_alone(
+    tmp_path_factory: pytest.TempPathFactory, corpus: Path, instance: dg.DagsterInstance
+) -> None:
+    built: Built = small_corpus.clean(tmp_path_factory.getbasetemp())
+    home = small_corpus.copy_home(built, corpus.parent / "home").home
+    seen = tick(corpus, cursor=None)
+    assert isinstance(seen, dg.SensorResult)
+    stage = small_corpus.open_stage(corpus, home)
+    before = {unit.unit: unit for unit in units_in(stage, built.refs["raw_row_groups"])}
+    change_one_file(corpus)
+    answer = tick(corpus, cursor=seen.cursor)
+    assert isinstance(answer, dg.SensorResult)
+    (request,) = answer.run_requests or []
+    assert isinstance(tick(corpus, cursor=answer.cursor), dg.SkipReason)
+
+    job = build_definitions(resource_over(corpus)).resolve_job_def(EVERYTHING)
+    assert new_revision_sensor.job_name == job.name
+    result = small_corpus.execute(job, instance, FLOW, **request.tags)
+    assert result.success, small_corpus.failures(result)
+
+    refs = small_corpus.recorded(corpus, home)
+    assert refs["reference_sets"].digest == built.refs["reference_sets"].digest  # or the tokenizer would be another
+    changed = {name for name in before if name.startswith("beta")}
+    for asset in ("raw_row_groups", "minhash_signatures", "document_tokens", "split_documents"):
+        metadata = small_corpus.materialized_metadata(result)[asset]
+        assert metadata["artifacts_built"] >= 1
+        assert metadata["artifacts_reused"] >= len(before) - len(changed), asset
+    after = {unit.unit: unit for unit in units_in(stage, refs["raw_row_groups"])}
+    assert {name for name in before if after[name].identity != before[name].identity} == changed
+    assert {name for name in before if after[name].digest != before[name].digest} < changed
+
+    fresh = small_corpus.build(corpus, corpus.parent / "fresh", upto="packing_plan")
+    assert {name: refs[name].identity for name in FLOW} == {name: fresh.refs[name].identity for name in FLOW}
+    expected = small_corpus.artifact_files(fresh.home)
+    found = small_corpus.artifact_files(home)
+    assert {path: found.get(path) for path in expected} == expected
+
+
+def test_nothing_starts_by_itself_until_it_is_turned_on() -> None:
+    assert new_revision_sensor.default_status == dg.DefaultSensorStatus.STOPPED
+    assert nightly_schedule.default_status == dg.DefaultScheduleStatus.STOPPED
+    assert nightly_schedule.job_name == new_revision_sensor.job_name == everything.name == EVERYTHING
+
+
+def test_the_job_is_every_asset_and_every_check() -> None:
+    job = definitions.resolve_job_def(EVERYTHING)
+    keys = {key.path[-1] for key in job.asset_layer.executable_asset_keys}
+    assert keys >= set(small_corpus.STAGES)
+    checks = {key for check in small_corpus.CHECKS for key in check.check_keys}
+    assert job.asset_layer.asset_graph.asset_check_keys >= checks
