@@ -30,7 +30,15 @@ from pipeline_assets.stripes import (
     tasks_of,
     units_in,
 )
-from pipeline_assets.transforms.clusters import REASONS, Decisions, Documents, decide, match_references
+from pipeline_assets.transforms.clusters import (
+    REASONS,
+    Decisions,
+    Documents,
+    decide,
+    match_references,
+    names_of_bits,
+    size_table,
+)
 from pipeline_assets.transforms.jaccard import jaccard_of_pairs
 from pipeline_assets.transforms.lsh import bucket_bounds, shared_bands, star_edges
 from pipeline_assets.transforms.rows import doc_id_array
@@ -203,17 +211,11 @@ def _decision_table(
             "kept_doc_id": doc_id_array(doc_ids[decisions.kept]),
             "reason": pa.array([REASONS[reason] for reason in decisions.reason.tolist()], pa.string()),
             "barred": pa.array(decisions.barred),
-            "references": _names_of_bits(decisions.matched_sets, names),
-            "pools": _names_of_bits(decisions.pool_tags, pools),
+            "references": names_of_bits(decisions.matched_sets, names),
+            "pools": names_of_bits(decisions.pool_tags, pools),
         },
         schema=arrow_schema(Clusters),
     )
-
-
-def _names_of_bits(bits: npt.NDArray[np.uint64], names: list[str]) -> pa.Array:
-    values, inverse = np.unique(bits, return_inverse=True)
-    labels = [",".join(name for number, name in enumerate(names) if value >> number & 1) for value in values.tolist()]
-    return pa.array(labels, pa.string()).take(pa.array(inverse))
 
 
 def _evidence(
@@ -311,7 +313,7 @@ def _counts(
         "duplicate_clusters": int((sizes > 1).sum()),
         **{reason: int(count) for reason, count in zip(REASONS, reasons, strict=True)},
         "barred": int((decisions.barred & used).sum()),
-        "cluster_sizes": list(_size_table(by_size, counts).items()),
+        "cluster_sizes": list(size_table(by_size, counts).items()),
         "removed_by_pool": {
             name: {"documents": int((pool_of == number).sum()), "removed": int(((pool_of == number) & ~used).sum())}
             for number, name in enumerate(pools)
@@ -328,16 +330,6 @@ def _counts(
             for name in names
         },
     }
-
-
-def _size_table(sizes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> dict[str, int]:
-    """Number of clusters by size: 1, 2, 3, 4, then powers of two."""
-    table: dict[str, int] = {}
-    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-        low = 1 << (size.bit_length() - 1)
-        label = str(size) if size <= 4 else f"{max(5, low)} to {2 * low - 1}"
-        table[label] = table.get(label, 0) + count
-    return table
 
 
 plan_buckets_op = planning_op("lsh_clusters", plan_buckets)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from pipeline_assets.transforms.components import connected_components
 from pipeline_assets.transforms.keep import choose_kept
@@ -118,7 +119,7 @@ def match_references(
 ) -> I64:
     """Which references share a bucket with the corpus: int64[h, 2] of (reference, smallest document of the bucket).
 
-    The other documents of the bucket are in the same cluster, so one stands for all. Unique and sorted.
+    One stands for all: the bucket's star edges connect the others to it. Unique and sorted.
     """
     order = np.lexsort((corpus_nodes, corpus_keys))
     keys, nodes = corpus_keys[order], corpus_nodes[order]
@@ -126,3 +127,20 @@ def match_references(
     inside = np.flatnonzero(at < len(keys))
     hit = inside[keys[at[inside]] == reference_keys[inside]]
     return np.unique(np.stack([reference_nodes[hit], nodes[at[hit]]], axis=1).reshape(-1, 2), axis=0)
+
+
+def names_of_bits(bits: npt.NDArray[np.uint64], names: list[str]) -> pa.Array:
+    """The names that each number's bits stand for, with commas: uint64[n] -> string[n]."""
+    values, inverse = np.unique(bits, return_inverse=True)
+    labels = [",".join(name for number, name in enumerate(names) if value >> number & 1) for value in values.tolist()]
+    return pa.array(labels, pa.string()).take(pa.array(inverse))
+
+
+def size_table(sizes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> dict[str, int]:
+    """Number of clusters by size: 1, 2, 3, 4, then powers of two."""
+    table: dict[str, int] = {}
+    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+        low = 1 << (size.bit_length() - 1)
+        label = str(size) if size <= 4 else f"{max(5, low)} to {2 * low - 1}"
+        table[label] = table.get(label, 0) + count
+    return table
