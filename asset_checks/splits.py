@@ -113,6 +113,30 @@ def every_kept_document_has_a_split_or_a_reason(
     )
 
 
+def every_pool_is_in_every_split(stage: Stage, split_documents: ArtifactRef) -> Verdict:
+    """Each pool with training documents has documents in each other split that the recipe asks for."""
+    found: Counter[tuple[str, str]] = Counter()
+    for unit in units_in(stage, split_documents):
+        table = stage.table(unit, TABLE_NAME, ["pool", "split"])
+        found.update(zip(table.column("pool").to_pylist(), table.column("split").to_pylist(), strict=True))
+    pools = sorted({pool for pool, split in found if split == SPLITS[0]})
+    wanted = [name for name in stage.recipe.splits.names if name != SPLITS[0] and _is_asked_for(stage, name)]
+    violations = [
+        f"pool {pool}: no document is in {split}, {found[pool, SPLITS[0]]:,} are in {SPLITS[0]}"
+        for pool in pools
+        for split in wanted
+        if not found[pool, split]
+    ]
+    return verdict_of(
+        "documents of every pool in every split", violations, f"{len(pools) * len(wanted):,} pools by split"
+    )
+
+
+def _is_asked_for(stage: Stage, split: str) -> bool:
+    assignment = stage.recipe.splits.assignment
+    return any(getattr(assignment, f"{split}_{kind}", 0) for kind in ("fraction", "tokens"))
+
+
 def _split_of_documents(stage: Stage, split_documents: ArtifactRef) -> list[tuple[bytes, str]]:
     """doc_id and split of every document that is in a split."""
     tables = [stage.table(unit, TABLE_NAME, ["doc_id", "split"]) for unit in units_in(stage, split_documents)]
@@ -155,5 +179,11 @@ CHECKS = [
         blocking=True,
         description="Fails when a document was lost while splitting, or is unused without a reason. Materialize "
         "split_documents again.",
+    ),
+    law(
+        every_pool_is_in_every_split,
+        blocking=False,
+        description="Warns when a pool is trained on but never validated on. Often the tokenizer's sample holds the whole "
+        "pool, which bars it: lower documents_per_pool, or raise the validation share.",
     ),
 ]

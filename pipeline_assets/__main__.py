@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterEventType
 
-from pipeline_assets.recipe import STAGES
+from pipeline_assets.recipe import STAGES, load_recipe
 from resources.artifact_store import home_folder
 from resources.execution import PROCESS_TAG, close_dead_runs, prepare_instance, process_lock
 from training_io.errors import CorpusmillError
@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(home: Path, instance_folder: Path, without_training: bool, output: Path | None) -> int:
+    load_recipe()  # a mistake in it needs no graph to be told
     os.environ["DAGSTER_HOME"] = str(instance_folder)
     from pipeline_assets.definitions import build_definitions  # it reads the environment
 
@@ -82,9 +83,16 @@ def _run(home: Path, instance_folder: Path, without_training: bool, output: Path
         )
         lines = _lines(result.all_events, assets)
         reasons = list(_reasons(result.all_events))
+        warned = list(_unmet(result.all_events, dg.AssetCheckSeverity.WARN))
+        check_seconds = _check_seconds(result.all_events)
     seconds = time.monotonic() - started
-    print(_table(lines))
-    print(f"\n{seconds:.1f} s. Artifacts: {home}")
+    print(_table([line for line in lines if line.folder is not None or line.failed]))
+    print(
+        f"\n{seconds:.1f} s, of which {check_seconds:.1f} s in the checks, which recount what is stored in every run."
+    )
+    if warned:
+        print("\nWarned:\n" + "\n".join(warned))
+    print(f"\nArtifacts: {home}")
     for line in lines:
         if line.folder is not None:
             print(f"  {line.asset:<20} {line.folder}")
@@ -135,13 +143,32 @@ def _reasons(events: Sequence[dg.DagsterEvent]) -> Iterator[str]:
             failure = event.step_failure_data
             described = failure.user_failure_data.description if failure.user_failure_data else None
             raised = failure.error.message.strip() if failure.error else "no reason given"
+            if "DagsterExecutionInterruptedError" in raised:
+                raised = "interrupted; run again to go on from what is done"
             yield f"{event.step_key}: {described or raised}"
+    yield from _unmet(events, dg.AssetCheckSeverity.ERROR)
+
+
+def _unmet(events: Sequence[dg.DagsterEvent], severity: dg.AssetCheckSeverity) -> Iterator[str]:
+    """The checks of a severity that did not pass, each with what it found and its first example."""
     for event in events:
         if event.event_type == DagsterEventType.ASSET_CHECK_EVALUATION:
             evaluation = event.asset_check_evaluation_data
-            if not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.ERROR:
+            if not evaluation.passed and evaluation.severity == severity:
                 name = f"{evaluation.asset_key.to_user_string()}: {evaluation.check_name}"
-                yield f"{name}: {evaluation.description}"
+                yield f"{name}: {evaluation.description}{_first_example(evaluation.metadata)}"
+
+
+def _first_example(metadata: Mapping[str, Any]) -> str:
+    records = getattr(metadata["examples"], "records", [])
+    violation = records[0].data.get("violation") if records else None
+    return f" ({violation})" if violation else ""
+
+
+def _check_seconds(events: Sequence[dg.DagsterEvent]) -> float:
+    checks = {event.step_key for event in events if event.event_type == DagsterEventType.ASSET_CHECK_EVALUATION}
+    finished = [event for event in events if event.event_type == DagsterEventType.STEP_SUCCESS]
+    return sum(event.step_success_data.duration_ms for event in finished if event.step_key in checks) / 1000
 
 
 def _table(lines: Sequence[AssetLine]) -> str:

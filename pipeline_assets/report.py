@@ -28,16 +28,16 @@ COLOURS = ("#2a7de1", "#e07b39", "#3aa676", "#b0559e")
 
 def asset_metadata(stage: Stage, ref: ArtifactRef, parts: Sequence[ArtifactRef] = ()) -> dict[str, Any]:
     """What every asset's page says: folder, identity, counts, sizes, work done, parameters in force."""
-    folder, manifest = stage.store.open(ref)
-    own_bytes = sum(entry["bytes"] for entry in manifest.files.values())
-    part_bytes = sum(entry["bytes"] for part in parts for entry in stage.store.open(part)[1].files.values())
+    folder, _ = stage.open(ref)
+    files = [entry for item in (ref, *parts) for entry in stage.open(item)[1].files.values()]
+    stored = {entry["sha256"]: entry["bytes"] for entry in files}  # a shard is linked, not stored twice
     done = [*parts, ref]
     numbers = {key: value for key, value in ref.counts.items() if isinstance(value, int | float)}
     return {
         **numbers,
         "folder": dg.MetadataValue.path(str(folder)),
         "identity": ref.identity,
-        "bytes": own_bytes + part_bytes,
+        "bytes": sum(stored.values()),
         "seconds": round(sum(item.seconds for item in done), 3),
         **{f"artifacts_{outcome}": sum(item.outcome == outcome for item in done) for outcome in _OUTCOMES},
         "parameters": dg.MetadataValue.json(own_parameters(stage.pipeline.recipe, ref.asset)),

@@ -217,10 +217,12 @@ def _progress(refs: Sequence[ArtifactRef], seconds: float) -> str:
         for outcome in ("built", "reused", "rebuilt")
         if (count := sum(ref.outcome == outcome for ref in refs))
     )
-    documents = sum(ref.counts.get("documents", 0) for ref in refs)
-    megabytes = sum(ref.counts.get("text_bytes", 0) for ref in refs) / 1e6
+    counted = next((name for name in ("documents", "band_keys") if any(name in ref.counts for ref in refs)), "units")
+    number = sum(ref.counts.get(counted, 0) for ref in refs) if counted != "units" else len(refs)
+    done = [ref for ref in refs if ref.outcome != "reused"]
+    megabytes = sum(ref.counts.get("text_bytes", 0) for ref in done) / 1e6
     rate = f", {megabytes / seconds:,.1f} MB/s" if megabytes and seconds > 0 else ""
-    return f"{len(refs)} units ({outcomes}), {documents:,} documents in {seconds:.1f} s{rate}"
+    return f"units {outcomes or 'none'}; {number:,} {counted.replace('_', ' ')} in {seconds:.1f} s{rate}"
 
 
 def sealing_op(asset: str, seal: Callable[..., Sealed]) -> dg.OpDefinition:

@@ -72,6 +72,11 @@ def build_tokenizer(stage: Stage, reference_sets: ArtifactRef) -> Sealed:
     ref = stage.materialize(
         asset="tokenizer", inputs=inputs, parameters=parameters, version=TOKENIZER_VERSION, write=write
     )
+    if isinstance(recipe, TrainedTokenizer) and ref.counts["vocab_size"] < recipe.vocab_size:
+        stage.warn(
+            f"tokenizer: expected {recipe.vocab_size:,} ids, the sample has merges for {ref.counts['vocab_size']:,};"
+            " enlarge the sample or lower tokenizer.vocab_size"
+        )
     return Sealed(ref=ref, metadata=asset_metadata(stage, ref) | {"fingerprint": ref.counts["fingerprint"]})
 
 

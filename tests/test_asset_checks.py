@@ -234,6 +234,14 @@ def use_a_near_copy_in_another_split(built: Built) -> str:
     return min(original, copied).hex()[:16]
 
 
+def validate_on_no_document_of_a_pool(built: Built) -> str:
+    for name, folder in units(built, "split_documents"):
+        if name.startswith("beta"):
+            change_table(folder / "documents.parquet", lambda rows: [{**row, "split": "train"} for row in rows])
+            seal_again(built, folder)
+    return "pool beta"
+
+
 def repeat_in_validation(built: Built) -> str:
     path, rows = split_table(built, "train", "validation")
     trained = next(row for row in rows if row["split"] == "train")
@@ -363,6 +371,7 @@ POISONS: dict[str, Callable[[Built], str]] = {
     "end_of_document_comes_once_at_the_end": lose_an_end,
     "tokens_decode_to_the_text": alter_a_token,
     "no_document_is_in_two_splits": repeat_in_validation,
+    "every_pool_is_in_every_split": validate_on_no_document_of_a_pool,
     "no_cluster_is_in_two_splits": use_a_near_copy_in_another_split,
     "no_reference_text_is_in_validation": lambda built: validate_on(built, HELD_OUT),
     "every_kept_document_has_a_split_or_a_reason": lose_a_split_row,

@@ -41,6 +41,7 @@ BLOCKING = {
 WARNING = {
     "s_curve_matches_formula",
     "removal_is_plausible",
+    "every_pool_is_in_every_split",
     "validation_loss_falls",
 }
 
