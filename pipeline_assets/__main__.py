@@ -87,9 +87,7 @@ def _run(home: Path, instance_folder: Path, without_training: bool, output: Path
         check_seconds = _check_seconds(result.all_events)
     seconds = time.monotonic() - started
     print(_table([line for line in lines if line.folder is not None or line.failed]))
-    print(
-        f"\n{seconds:.1f} s, of which {check_seconds:.1f} s in the checks, which recount what is stored in every run."
-    )
+    print(f"\n{seconds:.1f} s, of which {check_seconds:.1f} s in the checks: they recount what is stored in every run.")
     if warned:
         print("\nWarned:\n" + "\n".join(warned))
     print(f"\nArtifacts: {home}")
