@@ -21,13 +21,18 @@ from training_io.manifest import damaged_files
 HEADER_BYTES = 1024
 
 
-def shards_match_their_headers_and_hashes(stage: Stage, token_shards: ArtifactRef) -> Verdict:
-    """Every file has the manifest's size and SHA-256; every shard's header, size and index agree."""
+def shards_match_their_headers_and_hashes(stage: Stage, token_shards: ArtifactRef, tokenizer: ArtifactRef) -> Verdict:
+    """Every file has the manifest's size and SHA-256; every shard's header, size and index agree; the tokenizer too."""
     folder, manifest = stage.open(token_shards)
     violations = damaged_files(folder, manifest)
     for index in indexes(folder, token_shards):
         violations += invariants.shards_match_headers(folder, index)
         violations += invariants.documents_tile_shards(index)
+        if index.tokenizer_fingerprint != tokenizer.counts["fingerprint"]:
+            violations.append(
+                f"{index.split}: expected tokenizer {tokenizer.counts['fingerprint'][:12]},"
+                f" found {index.tokenizer_fingerprint[:12]}"
+            )
     return verdict_of("sizes, hashes, headers and index agree", violations, f"{len(manifest.files):,} files")
 
 
@@ -79,8 +84,8 @@ def _named(documents: list["Document"], at: int) -> str:
     return documents[at][0].hex()[:16] if at < len(documents) else "none"
 
 
-Document = tuple[bytes, bytes]
-"""doc_id, and the hash of the tokens' bytes."""
+Document = tuple[bytes, str, bytes]
+"""doc_id, pool, and the hash of the tokens' bytes."""
 
 
 def _documents_by_split(
@@ -104,7 +109,7 @@ def _documents_by_split(
             coordinate = (pools.index(place["pool"]), place["file"], place["row_group"], place["row"])
             order = coordinate if stage.recipe.splits.order == "source" else (hashes[row], doc_id, coordinate)
             content = hashlib.sha256(tokens[start : ends[row]].tobytes()).digest()
-            documents.setdefault(split, []).append((order, (doc_id, content)))
+            documents.setdefault(split, []).append((order, (doc_id, place["pool"], content)))
             start = ends[row]
     return documents
 
@@ -117,7 +122,8 @@ def _documents_in_shards(folder: Path, index: DocumentIndex) -> Iterator[Documen
             for row in np.flatnonzero(index.shards == shard):
                 opened.seek(HEADER_BYTES + int(index.offsets[row]) * token_bytes)
                 content = opened.read(int(index.lengths[row]) * token_bytes)
-                yield index.doc_ids[row].tobytes(), hashlib.sha256(content).digest()
+                pool = index.pool_names[index.pools[row]]
+                yield index.doc_ids[row].tobytes(), pool, hashlib.sha256(content).digest()
 
 
 def indexes(folder: Path, token_shards: ArtifactRef) -> list[DocumentIndex]:

@@ -1,20 +1,26 @@
 """Promise: no document, cluster or reference text in two splits, and nothing lost on the way."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from asset_checks.verdicts import Verdict, law, verdict_of
 from pipeline_assets.clusters import slice_name, split_units
+from pipeline_assets.recipe import FractionSplit
 from pipeline_assets.signatures import DOC_IDS as CORPUS_DOC_IDS
 from pipeline_assets.signatures import SIGNATURES, minhash_params
+from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.splits import TABLE_NAME
 from pipeline_assets.stripes import Stage, units_in
-from pipeline_assets.tokens import DOC_IDS
+from pipeline_assets.tokens import DOC_IDS, LENGTHS, ROWS
+from pipeline_assets.transforms.rows import doc_id_matrix
 from pipeline_assets.transforms.split import SPLITS
 from resources.artifact_store import ArtifactRef
+from training_io.hashing import derive_seed, keyed_hash
 
 USED_REASON = "used"
 
@@ -88,29 +94,85 @@ def _cluster_of_documents(stage: Stage, split_documents: ArtifactRef, lsh_cluste
 
 
 def every_kept_document_has_a_split_or_a_reason(
-    stage: Stage, split_documents: ArtifactRef, document_tokens: ArtifactRef
+    stage: Stage,
+    split_documents: ArtifactRef,
+    document_tokens: ArtifactRef,
+    lsh_clusters: ArtifactRef,
+    raw_row_groups: ArtifactRef,
 ) -> Verdict:
-    """The split tables hold the tokenized documents, each once; used ones have a split, unused ones a reason."""
+    """Row by row: the tokenized document, its text, length, cluster and pool; a split if used, a reason if not."""
     violations, documents = [], 0
-    tokens = {unit.unit: unit for unit in units_in(stage, document_tokens)}
-    for unit in units_in(stage, split_documents):
-        table = stage.table(unit, TABLE_NAME, ["doc_id", "split", "reason"])
-        doc_ids, splits, reasons = (table.column(name).to_pylist() for name in table.column_names)
-        documents += len(doc_ids)
-        expected = Counter(doc_id.tobytes() for doc_id in stage.array(tokens[unit.unit], DOC_IDS))
-        found = Counter(doc_ids)
+    units = [units_in(stage, asset) for asset in (split_documents, document_tokens, raw_row_groups)]
+    for unit, tokens, raw in zip(*units, strict=True):
+        expected = _expected_rows(stage, tokens, raw, lsh_clusters)
+        table = stage.table(unit, TABLE_NAME)
+        found = table.select(expected.column_names).to_pylist()
+        documents += table.num_rows
+        if len(found) != expected.num_rows:
+            violations.append(f"{unit.unit}: {expected.num_rows:,} documents tokenized, {len(found):,} in the table")
         violations += [
-            f"{unit.unit}: {doc_id.hex()[:16]} tokenized {expected[doc_id]} times, in the table {found[doc_id]} times"
-            for doc_id in (expected - found) | (found - expected)
+            f"{unit.unit}: row {row:,}: {_differing(wanted, present)} is not that of {wanted['doc_id'].hex()[:16]}"
+            for row, (wanted, present) in enumerate(zip(expected.to_pylist(), found, strict=False))
+            if wanted != present
         ]
         violations += [
             f"{unit.unit}: {doc_id.hex()[:16]} is in {split} with reason {reason}"
-            for doc_id, split, reason in zip(doc_ids, splits, reasons, strict=True)
+            for doc_id, split, reason in zip(
+                *(table.column(name).to_pylist() for name in ("doc_id", "split", "reason")), strict=True
+            )
             if (split in SPLITS) != (reason == USED_REASON)
         ]
     return verdict_of(
         "tokenized documents = documents with a split + unused with a reason", violations, f"{documents:,} documents"
     )
+
+
+def _expected_rows(stage: Stage, tokens: ArtifactRef, raw: ArtifactRef, lsh_clusters: ArtifactRef) -> pa.Table:
+    """What a unit's table must hold, from the tokens, the raw rows and the clusters."""
+    rows = pa.array(stage.array(tokens, ROWS))
+    source = stage.table(raw, ROWS_NAME, ["text", "pool"]).take(rows)
+    clusters = stage.table(lsh_clusters, slice_name(raw.unit), ["cluster_id"]).take(rows)
+    return pa.table(
+        {
+            "doc_id": pa.array([doc_id.tobytes() for doc_id in stage.array(tokens, DOC_IDS)], pa.binary()),
+            "text": source.column("text"),
+            "num_tokens": pa.array(stage.array(tokens, LENGTHS)),
+            "cluster_id": clusters.column("cluster_id"),
+            "pool": source.column("pool"),
+        }
+    )
+
+
+def _differing(wanted: Mapping[str, Any], present: Mapping[str, Any]) -> str:
+    return ", ".join(name for name in wanted if wanted[name] != present[name])
+
+
+def documents_are_in_the_split_of_the_rule(
+    stage: Stage, split_documents: ArtifactRef, lsh_clusters: ArtifactRef
+) -> Verdict:
+    """With policy fraction: each used document's split is that of its id's keyed hash, and a barred one trains."""
+    assignment = stage.recipe.splits.assignment
+    violations, documents = [], 0
+    for unit in units_in(stage, split_documents) if isinstance(assignment, FractionSplit) else []:
+        slices = stage.table(lsh_clusters, slice_name(unit.unit), ["doc_id", "barred"])
+        barred = dict(zip(slices.column("doc_id").to_pylist(), slices.column("barred").to_pylist(), strict=True))
+        table = stage.table(unit, TABLE_NAME, ["doc_id", "cluster_id", "split"])
+        key = "cluster_id" if stage.recipe.dedup.mode == "off" else "doc_id"
+        hashes = keyed_hash(doc_id_matrix(table.column(key)), derive_seed(assignment.seed, "split")).tolist()
+        for row, number in zip(table.to_pylist(), hashes, strict=True):
+            wanted = SPLITS[0] if barred[row["doc_id"]] else _split_of(number, assignment)
+            documents += 1
+            if row["split"] not in (wanted, "unused"):
+                violations.append(f"{row['doc_id'].hex()[:16]}: expected {wanted}, found {row['split']}")
+    return verdict_of("splits as the keyed hash says", violations, f"{documents:,} documents")
+
+
+def _split_of(number: int, assignment: FractionSplit) -> str:
+    validation = Fraction(assignment.validation_fraction)
+    share = Fraction(number, 1 << 64)
+    if share < validation:
+        return SPLITS[1]
+    return SPLITS[2] if share < validation + Fraction(assignment.test_fraction) else SPLITS[0]
 
 
 def every_pool_is_in_every_split(stage: Stage, split_documents: ArtifactRef) -> Verdict:
@@ -177,6 +239,12 @@ CHECKS = [
         blocking=True,
         description="Fails when a document was lost while splitting, or is unused without a reason. Materialize "
         "split_documents again.",
+    ),
+    law(
+        documents_are_in_the_split_of_the_rule,
+        blocking=True,
+        description="Fails when a document is in another split than its id's hash says. Materialize split_documents "
+        "again.",
     ),
     law(
         every_pool_is_in_every_split,

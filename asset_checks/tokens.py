@@ -60,7 +60,13 @@ def tokens_decode_to_the_text(
 ) -> Verdict:
     """A keyed sample of each unit's documents, decoded by the library, is the (normalised) text."""
     encoder = load_tokenizer(stage.folder(tokenizer) / TOKENIZER_NAME, tokenizer.counts["eos"])
-    violations, decoded = [], 0
+    claimed = {name: tokenizer.counts[name] for name in ("fingerprint", "vocab_size", "max_id", "eos_id")}
+    violations = [
+        f"tokenizer: {name}: expected {getattr(encoder, name)} from the file, found {value} in its manifest"
+        for name, value in claimed.items()
+        if value != getattr(encoder, name)
+    ]
+    decoded = 0
     raw = {unit.unit: unit for unit in units_in(stage, raw_row_groups)}
     for unit in units_in(stage, document_tokens):
         doc_ids, lengths, tokens = (stage.array(unit, name) for name in (DOC_IDS, LENGTHS, TOKENS))

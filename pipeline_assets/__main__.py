@@ -19,8 +19,8 @@ from dagster import DagsterEventType
 
 from pipeline_assets.recipe import STAGES, load_recipe
 from resources.artifact_store import home_folder
-from resources.execution import PROCESS_TAG, close_dead_runs, prepare_instance, process_lock
-from training_io.errors import CorpusmillError
+from resources.execution import PROCESS_TAG, close_dead_runs, open_instance, prepare_instance, process_lock
+from training_io.errors import CorpusmillError, RecipeError
 
 TRAINING_ASSET = "varlen_training_run"
 COLUMNS = ("stage", "asset", "stripes", "rows", "tokens", "bytes", "seconds", "passed", "warned", "failed")
@@ -61,18 +61,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(home, instance_folder, parsed.without_training, parsed.json)
     except CorpusmillError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+    except OSError as error:
+        print(f"{type(error).__name__}: {error}. Check CORPUSMILL_HOME, its disk and permissions.", file=sys.stderr)
+    return 1
 
 
 def _run(home: Path, instance_folder: Path, without_training: bool, output: Path | None) -> int:
     load_recipe()  # a mistake in it needs no graph to be told
+    if output is not None and not output.resolve().parent.is_dir():
+        raise RecipeError(f"--json: expected a file in a folder that exists, found {output}. Make the folder first.")
     os.environ["DAGSTER_HOME"] = str(instance_folder)
     from pipeline_assets.definitions import build_definitions  # it reads the environment
 
     started = time.monotonic()
     assets = [name for name in STAGES if not (without_training and name == TRAINING_ASSET)]
     job = build_definitions().resolve_implicit_global_asset_job_def()
-    with dg.DagsterInstance.get() as instance, process_lock(instance_folder) as process:
+    with open_instance(instance_folder) as instance, process_lock(instance_folder) as process:
         close_dead_runs(instance, instance_folder)
         result = job.execute_in_process(
             instance=instance,
@@ -140,11 +144,17 @@ def _reasons(events: Sequence[dg.DagsterEvent]) -> Iterator[str]:
         if event.event_type == DagsterEventType.STEP_FAILURE:
             failure = event.step_failure_data
             described = failure.user_failure_data.description if failure.user_failure_data else None
-            raised = failure.error.message.strip() if failure.error else "no reason given"
+            raised = _root_message(failure.error)
             if "DagsterExecutionInterruptedError" in raised:
                 raised = "interrupted; run again to go on from what is done"
             yield f"{event.step_key}: {described or raised}"
     yield from _unmet(events, dg.AssetCheckSeverity.ERROR)
+
+
+def _root_message(error: Any) -> str:
+    while error is not None and error.cause is not None:
+        error = error.cause
+    return error.message.strip() if error is not None else "no reason given"
 
 
 def _unmet(events: Sequence[dg.DagsterEvent], severity: dg.AssetCheckSeverity) -> Iterator[str]:

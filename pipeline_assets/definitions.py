@@ -5,6 +5,7 @@ import dagster as dg
 from asset_checks import clusters as cluster_checks
 from asset_checks import handoff as handoff_checks
 from asset_checks import packs as pack_checks
+from asset_checks import references as reference_checks
 from asset_checks import shards as shard_checks
 from asset_checks import source as source_checks
 from asset_checks import splits as split_checks
@@ -42,6 +43,7 @@ ASSETS = (
 
 CHECKS = (
     *source_checks.CHECKS,
+    *reference_checks.CHECKS,
     *cluster_checks.CHECKS,
     *token_checks.CHECKS,
     *split_checks.CHECKS,

@@ -122,9 +122,9 @@ class Dedup(Section):
     """Which texts count as the same document."""
 
     mode: Literal["near", "exact", "off"]
-    ngram: Positive = 5
-    num_bands: Positive = 14
-    rows_per_band: Positive = 8
+    ngram: Annotated[int, Field(gt=0, le=64)] = 5
+    num_bands: Annotated[int, Field(gt=0, le=1024)] = 14
+    rows_per_band: Annotated[int, Field(gt=0, le=1024)] = 8
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     num_buckets: Positive = 1
 
@@ -143,7 +143,7 @@ class TokenizerFile(Section):
     repository: str | None = None
     revision: str | None = None
     fingerprint: str | None = None
-    eos: str
+    eos: Annotated[str, Field(min_length=1)]
 
     @model_validator(mode="after")
     def _file_is_named(self) -> "TokenizerFile":
@@ -157,8 +157,8 @@ class TrainedTokenizer(Section):
 
     kind: Literal["trained"]
     sample: Name
-    vocab_size: Annotated[int, Field(gt=256)]
-    eos: str
+    vocab_size: Annotated[int, Field(gt=256, le=10_000_000)]
+    eos: Annotated[str, Field(min_length=1)]
 
 
 class FractionSplit(Section):
@@ -214,7 +214,7 @@ class Packs(Section):
     max_seq_len: Annotated[int, Field(ge=2)]
     capacity: Annotated[int, Field(ge=2)]
     strategy: str
-    buffer: Positive
+    buffer: Annotated[int, Field(gt=0, le=1_000_000)]
     batch_size: Positive | None = None
     microbatch_tokens: Positive | None = None
     accumulation: Positive = 1
@@ -288,7 +288,7 @@ class Training(Section):
     eval_microbatches: Positive
     checkpoint_every: Positive
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, float32 on the CPU
-    num_threads: Positive = 1  # on the CPU; the sums' order, and so the bytes, depend on it
+    num_threads: Annotated[int, Field(gt=0, le=1024)] = 1  # on the CPU; the sums' order, and so the bytes, depend on it
 
     @model_validator(mode="after")
     def _windows_are_described(self) -> "Training":

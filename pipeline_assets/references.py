@@ -41,10 +41,10 @@ class Pipeline:
         wanted = parameters_that_matter(self.recipe, asset)
         names = [f"run-{run_id}" for run_id in run_ids] + [f"latest-{identity_of(wanted)[:16]}", "latest"]
         for path in (self._folder(asset) / f"{name}.json" for name in names):
-            if path.is_file():
-                entry = json.loads(path.read_bytes())
-                _refuse_other_parameters(asset, wanted, entry["parameters"])
-                return ArtifactRef.from_json(entry["ref"])
+            if (entry := _read_entry(path)) is not None:
+                ref, parameters = entry
+                _refuse_other_parameters(asset, wanted, parameters)
+                return ref
         raise StateMismatch(
             f"{asset}: expected an artifact built with recipe {self.recipe.name!r} in {self.store.root}, found none."
             f" Materialize {asset} first."
@@ -52,6 +52,15 @@ class Pipeline:
 
     def _folder(self, asset: str) -> Path:
         return self.store.root / REFERENCES_FOLDER / asset
+
+
+def _read_entry(path: Path) -> tuple[ArtifactRef, dict[str, Any]] | None:
+    """A recorded reference and its parameters; a missing or damaged record is none: the next run writes it again."""
+    try:
+        entry = json.loads(path.read_bytes())
+        return ArtifactRef.from_json(entry["ref"]), dict(entry["parameters"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _refuse_other_parameters(asset: str, wanted: dict[str, Any], found: dict[str, Any]) -> None:

@@ -171,6 +171,11 @@ def run_stage(context: Any, work: Callable[..., Any], *arguments: Any, **upstrea
         return work(stage_of(context), *arguments, **upstream)
     except CorpusmillError as error:
         raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+    except OSError as error:
+        raise dg.Failure(
+            description=f"{type(error).__name__}: {error}. Check the disk and the permissions of CORPUSMILL_HOME and"
+            " of the source, and run again; what is done is reused."
+        ) from error
 
 
 def planning_op(asset: str, plan: Callable[..., list[Task]], after: Sequence[str] = ()) -> dg.OpDefinition:

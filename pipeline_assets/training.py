@@ -54,7 +54,6 @@ def build_training_run(
         with locked(unfinished):  # two runs of one identity take turns over its checkpoints
             result = _train(stage, token_shards, packing_plan, settings, unfinished / CHECKPOINTS_FOLDER)
             shutil.copytree(result.checkpoint, folder / CHECKPOINT_FOLDER)
-            shutil.rmtree(unfinished / CHECKPOINTS_FOLDER)
         measured.update(seconds_of_training=result.seconds, resumed_from_step=result.resumed_from)
         if not result.resumed_from:
             measured.update(tokens_per_second=result.tokens / result.seconds)
@@ -66,6 +65,9 @@ def build_training_run(
     ref = stage.materialize(
         asset="varlen_training_run", inputs=inputs, parameters=settings, version=TRAINING_VERSION, write=write
     )
+    if unfinished.exists():  # only what is sealed makes the checkpoints superfluous
+        with locked(unfinished):
+            shutil.rmtree(unfinished / CHECKPOINTS_FOLDER, ignore_errors=True)
     folder = stage.folder(ref)
     picture = (folder / PICTURE_NAME).read_bytes()
     metadata = asset_metadata(stage, ref) | {

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import dagster as dg
 
+from resources.artifact_store import locked
 from training_io.errors import RecipeError
 
 PROFILE_VARIABLE = "CORPUSMILL_PROFILE"
@@ -57,6 +58,17 @@ def prepare_instance(home: Path) -> Path:
     if not settings.exists():
         settings.write_text(INSTANCE_SETTINGS, encoding="utf-8")
     return folder
+
+
+@contextlib.contextmanager
+def open_instance(instance_folder: Path) -> Iterator[dg.DagsterInstance]:
+    """Dagster's instance of DAGSTER_HOME. On a new home its databases are made by one process at a time."""
+    with dg.DagsterInstance.get() as instance:
+        with locked(instance_folder):
+            instance.get_runs_count()
+            instance.event_log_storage.get_concurrency_run_ids()
+            instance.all_instigator_state()
+        yield instance
 
 
 PROCESS_TAG = "corpusmill/process"

@@ -67,18 +67,27 @@ def _paths(pool: PoolFolder) -> list[Path]:
             " Put the files there or mend source.pools in the recipe."
         )
     try:
-        paths = sorted(path for path in pool.folder.glob(pool.glob) if path.is_file())
+        found = sorted(pool.folder.glob(pool.glob))
     except (ValueError, NotImplementedError) as error:
         raise SourceError(
             f"pool {pool.name}: expected a glob relative to {pool.folder}, such as **/*.parquet, found {pool.glob!r}"
             f" ({error}). Mend the glob in the recipe."
         ) from error
+    paths = [path for path in found if not path.is_dir()]
     if not paths:
         raise SourceError(
             f"pool {pool.name}: expected at least one file matching {pool.glob!r} in {pool.folder}, found none."
             " Put the files there or mend the glob in the recipe."
         )
-    unnamed = [path for path in paths if not _is_utf8(path.name)]
+    unreadable = [path for path in paths if not path.is_file()]
+    links = [path for path in sorted(pool.folder.rglob("*")) if path.is_symlink() and path.is_dir()]
+    if unreadable or links:
+        raise SourceError(
+            f"pool {pool.name}: expected files and plain folders in {pool.folder}, found"
+            f" {[*unreadable, *links][0]}, a link to nothing or to a folder, or no file. Its rows would be missing:"
+            " put the files there, or make the folder a pool of its own."
+        )
+    unnamed = [path for path in paths if not _is_utf8(path.relative_to(pool.folder).as_posix())]
     if unnamed:
         raise SourceError(
             f"pool {pool.name}: expected file names in UTF-8 in {pool.folder}, found {unnamed[0].name!a}."

@@ -30,6 +30,7 @@ import yaml
 import asset_checks.clusters
 import asset_checks.handoff
 import asset_checks.packs
+import asset_checks.references
 import asset_checks.shards
 import asset_checks.source
 import asset_checks.splits
@@ -50,6 +51,7 @@ EOS = "<|endoftext|>"
 TRAINING = "varlen_training_run"
 CHECK_MODULES = (
     asset_checks.source,
+    asset_checks.references,
     asset_checks.clusters,
     asset_checks.tokens,
     asset_checks.splits,

@@ -266,6 +266,21 @@ def lose_a_split_row(built: Built) -> str:
     return rows[0]["doc_id"].hex()[:16]
 
 
+def assign_to_another_split(built: Built) -> str:
+    path, rows = split_table(built, "train")
+    row = next(number for number, row in enumerate(rows) if row["split"] == "train")
+    set_cell(path, row, "split", "validation")
+    seal_again(built, path.parent)
+    return rows[row]["doc_id"].hex()[:16]
+
+
+def lose_a_reference_text(built: Built) -> str:
+    folder = whole(built, "reference_sets")
+    change_table(folder / "held_out.parquet", lambda rows: rows[1:])
+    seal_again(built, folder)
+    return "held_out: expected the texts it was made of"
+
+
 def poke_shard(built: Built, token: int, value: int) -> None:
     path = whole(built, "token_shards") / "train_000000.bin"
     content = bytearray(path.read_bytes())
@@ -374,6 +389,8 @@ POISONS: dict[str, Callable[[Built], str]] = {
     "every_pool_is_in_every_split": validate_on_no_document_of_a_pool,
     "no_cluster_is_in_two_splits": use_a_near_copy_in_another_split,
     "no_reference_text_is_in_validation": lambda built: validate_on(built, HELD_OUT),
+    "reference_texts_are_as_they_were_read": lose_a_reference_text,
+    "documents_are_in_the_split_of_the_rule": assign_to_another_split,
     "every_kept_document_has_a_split_or_a_reason": lose_a_split_row,
     "shards_match_their_headers_and_hashes": flip_a_byte,
     "shards_end_every_document_once": lose_an_end_in_a_shard,
@@ -407,6 +424,26 @@ def test_a_near_copy_of_a_reference_may_not_be_validated_on(copy: Built) -> None
     verdict = judged("no_reference_text_is_in_validation", copy)
     assert verdict.num_violations == 1
     assert needle in str(verdict.examples)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("text", "another text"), ("num_tokens", 7), ("pool", "elsewhere"), ("cluster_id", bytes(32))]
+)
+def test_each_column_of_the_split_tables_is_recounted(copy: Built, column: str, value: object) -> None:
+    path, rows = split_table(copy, "train")
+    set_cell(path, 0, column, value)
+    seal_again(copy, path.parent)
+    verdict = judged("every_kept_document_has_a_split_or_a_reason", copy)
+    assert verdict.num_violations == 1
+    assert f"row 0: {column} is not that of {rows[0]['doc_id'].hex()[:16]}" in str(verdict.examples)
+
+
+def test_the_pools_of_the_shard_index_are_recounted(copy: Built) -> None:
+    folder = whole(copy, "token_shards")
+    pools = np.load(folder / "train_index" / "pool.npy")
+    set_value(folder / "train_index" / "pool.npy", 0, 1 - pools[0])
+    seal_again(copy, folder)
+    assert judged("shards_hold_every_document_once", copy).num_violations == 1
 
 
 def held_back(built: Built, ref: ArtifactRef) -> dict[str, str]:

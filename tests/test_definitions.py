@@ -17,6 +17,8 @@ OBSERVED = "dataset_revision"
 BLOCKING = {
     "every_source_row_is_used_or_counted",
     "doc_ids_are_hashes_of_texts",
+    "reference_texts_are_as_they_were_read",
+    "documents_are_in_the_split_of_the_rule",
     "every_row_has_one_decision",
     "one_document_is_kept_per_cluster",
     "clusters_are_connected_components",
@@ -105,7 +107,7 @@ def test_checks_are_described_and_on_assets() -> None:
 
 def test_every_asset_that_holds_data_has_a_check() -> None:
     judged = {name_of(spec.asset_key) for check in CHECKS for spec in check.check_specs}
-    assert judged == set(STAGES) - {"reference_sets", "tokenizer", "packing_stats"}
+    assert judged == set(STAGES) - {"tokenizer", "packing_stats"}
 
 
 def test_what_blocks_is_frozen() -> None:

@@ -1,9 +1,10 @@
 """A hand-off package tests itself: each promise, broken in one place, is one violation."""
 
 import json
+import sys
 
 import pytest
-from tiny_artifacts import address_docs, make_package, make_plan, make_token_shards
+from tiny_artifacts import address_docs, make_package, make_plan, make_token_shards, tiny_fingerprint
 
 from training_io.errors import FormatError
 from training_io.handoff import read_package, self_test
@@ -12,7 +13,8 @@ from training_io.verification import verify
 
 @pytest.fixture
 def package(tmp_path):
-    shards = make_token_shards(tmp_path, {"train": address_docs([6, 4, 3, 2, 20, 1, 0, 9, 7, 8, 30, 31, 12])})
+    documents = {"train": address_docs([6, 4, 3, 2, 20, 1, 0, 9, 7, 8, 30, 31, 12])}
+    shards = make_token_shards(tmp_path, documents, fingerprint=tiny_fingerprint())
     return tmp_path, make_package(tmp_path, shards, make_plan(tmp_path, shards))
 
 
@@ -33,6 +35,10 @@ def swap_ids(description):
     ids[0], ids[1] = ids[1], ids[0]
 
 
+def name_another_tokenizer(description):
+    description["tokenizer"]["fingerprint"] = "2" * 64
+
+
 def drop_eos(description):
     description["self_test"]["documents"][1]["ids"][-1] = description["sequence_rules"]["eos_id"] + 1
 
@@ -46,6 +52,8 @@ def name_another_plan(description):
     [
         (swap_ids, "tokenizer: 'ab ba': expected"),
         (drop_eos, "expected the EOS 0 once, at each document's end"),
+        (name_another_tokenizer, "tokenizer: expected fingerprint 222222222222"),
+        (name_another_tokenizer, "plan of train: expected shards of tokenizer 222222222222"),
         (name_another_plan, "plan of train: expected identity 000000000000"),
     ],
 )
@@ -79,3 +87,16 @@ def test_a_malformed_description_is_one_error(package, text):
 def test_a_missing_description_is_one_error(tmp_path):
     with pytest.raises(FormatError, match=r"Copy the whole package"):
         read_package(tmp_path)
+
+
+def test_a_tokenizer_with_two_ids_swapped_is_a_violation_without_the_library_too(package, monkeypatch):
+    path = package[0] / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = sorted(vocabulary, key=vocabulary.__getitem__)[100:102]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(content))
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    violations = self_test(package[0])
+    assert len(violations) == 1
+    assert violations[0].startswith("tokenizer: expected fingerprint")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_artifacts import address_docs, make_package, make_plan, make_token_shards, seal
+from tiny_artifacts import address_docs, make_package, make_plan, make_token_shards, seal, tiny_fingerprint
 
 from training_io.__main__ import main
 from training_io.inspection import inspect
@@ -33,6 +33,7 @@ def artifacts(tmp_path):
         {"train": address_docs(LENGTHS), "validation": address_docs([3, 5], 50)},
         max_shard_tokens=12,
         pool_names=("prose", "code"),
+        fingerprint=tiny_fingerprint(),
     )
     return shards, make_plan(tmp_path, shards, splits=("train", "validation"))
 

@@ -6,7 +6,7 @@ import itertools
 import naive_batches as naive
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from training_io.errors import RecipeError
@@ -18,7 +18,7 @@ some_lengths = st.lists(st.integers(1, CAPACITY), max_size=60)
 buffers = st.integers(1, 12)
 GOLDEN = {  # changing one needs a new version of the packing plan
     "best_fit": "95c2cca2caf04a76",
-    "best_fit_decreasing": "63283907c81cc0ce",
+    "best_fit_decreasing": "52c732bacd88471a",
     "oldest_first": "195caf9ca2adbcfe",
 }
 strategies = pytest.mark.parametrize("strategy", sorted(STRATEGIES))
@@ -95,6 +95,7 @@ def test_best_fit_is_the_longest_that_fits(lengths, buffer):
 
 @relaxed
 @given(lengths=some_lengths)
+@example(lengths=[1, 6, 8, 11, 13])  # two packs come to the same space: the older one is taken
 def test_best_fit_decreasing_is_the_textbook_rule(lengths):
     assert packs_of(lengths, CAPACITY, "best_fit_decreasing", 1) == naive.best_fit_decreasing_packs(lengths, CAPACITY)
 

@@ -4,6 +4,7 @@ them.
 
 import hashlib
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -118,9 +119,21 @@ def make_plan(
 TINY_TEXTS = ("ab ba", "abba")
 
 
+@cache
+def tiny_tokenizer() -> bytes:
+    """A tokenizer.json over the tiny texts."""
+    return train_tokenizer([*TINY_TEXTS] * 9, 260)
+
+
+def tiny_fingerprint() -> str:
+    """The fingerprint of the tiny tokenizer: shards of a package are made with it."""
+    content = json.loads(tiny_tokenizer())
+    return identity_of({name: value for name, value in content.items() if name not in ("truncation", "padding")})
+
+
 def make_package(root: Path, shards_artifact: Path, plan_artifact: Path) -> dict:
     """Turn the root of a shards and a plan artifact into a hand-off package; returns its description."""
-    (root / "tokenizer.json").write_bytes(train_tokenizer([*TINY_TEXTS] * 9, 260))
+    (root / "tokenizer.json").write_bytes(tiny_tokenizer())
     tokenizer = load_tokenizer(root / "tokenizer.json")
     plans = {split: load_plan(plan_artifact, split) for split in splits_of(plan_artifact)}
     package = {

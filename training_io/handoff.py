@@ -14,6 +14,7 @@ import numpy as np
 from training_io.batch import PackedBatch, assemble_batch
 from training_io.document_index import index_of
 from training_io.errors import FormatError
+from training_io.hashing import identity_of
 from training_io.plan import Plan, load_plan
 from training_io.sampler import Sampler
 from training_io.segments import segment_table
@@ -64,6 +65,11 @@ def self_test(folder: Path) -> list[str]:
     violations += tokenizer_gives_recorded_ids(folder, package)
     for split, reference in sorted(package["plans"].items()):
         plan = load_plan(folder / reference["path"], split)
+        if plan.index.tokenizer_fingerprint != package["tokenizer"]["fingerprint"]:
+            violations.append(
+                f"plan of {split}: expected shards of tokenizer {package['tokenizer']['fingerprint'][:12]},"
+                f" found {plan.index.tokenizer_fingerprint[:12]}"
+            )
         if plan.identity != reference["identity"]:
             violations.append(
                 f"plan of {split}: expected identity {reference['identity'][:12]}, found {plan.identity[:12]}"
@@ -113,15 +119,15 @@ def tokenizer_gives_recorded_ids(folder: Path, package: dict[str, Any]) -> list[
     """The packaged tokenizer encodes the tiny documents to the recorded ids and back (where tokenizers is there)."""
     if not (folder / TOKENIZER_NAME).is_file():
         return [f"tokenizer: expected {TOKENIZER_NAME} in the package, found none"]
+    violations = _fingerprint_differs(folder / TOKENIZER_NAME, package["tokenizer"]["fingerprint"])
     try:
         from tokenizers import Tokenizer
-    except ModuleNotFoundError:  # a training box needs numpy alone; the recorded ids stand for the tokenizer
-        return []
+    except ModuleNotFoundError:  # a training box needs numpy alone; the fingerprint stands for the tokenizer
+        return violations
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_NAME))
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    violations = []
     for document in package["self_test"]["documents"]:
         ids = tokenizer.encode(document["text"], add_special_tokens=False).ids
         if ids != document["ids"][:-1]:
@@ -130,6 +136,13 @@ def tokenizer_gives_recorded_ids(folder: Path, package: dict[str, Any]) -> list[
         if back != document["text"]:
             violations.append(f"tokenizer: expected {document['text']!r} back, found {back!r}")
     return violations
+
+
+def _fingerprint_differs(path: Path, expected: str) -> list[str]:
+    """The file's canonical fingerprint: of its JSON without truncation and padding, which are not the tokenizer's."""
+    content = json.loads(path.read_bytes())
+    found = identity_of({name: value for name, value in content.items() if name not in ("truncation", "padding")})
+    return [] if found == expected else [f"tokenizer: expected fingerprint {expected[:12]}, found {found[:12]}"]
 
 
 def stretch_resumes(plan: Plan, state: dict[str, Any]) -> list[str]:

@@ -121,7 +121,7 @@ def quarantine_reasons(artifact: Path) -> dict[str, str]:
         return {}
     except ValueError as error:
         return {QUARANTINE_NAME: f"unreadable, {error}"}
-    return reasons
+    return reasons if isinstance(reasons, dict) else {QUARANTINE_NAME: "unreadable, not an object"}
 
 
 def damaged_files(artifact: Path, manifest: Manifest) -> list[str]:

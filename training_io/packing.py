@@ -8,6 +8,7 @@ lengths only. Cost: linear, about a microsecond a segment; the state is the buff
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import heappop, heappush
 from itertools import chain, count, islice
 
 import numpy as np
@@ -145,7 +146,7 @@ def best_fit_decreasing(lengths: Iterator[int], capacity: int, buffer: int) -> I
     sizes = list(lengths)
     packs: list[list[int]] = []
     spaces: list[int] = []  # distinct remaining spaces of the packs, sorted
-    packs_with: dict[int, deque[int]] = {}
+    packs_with: dict[int, list[int]] = {}  # space -> heap of packs: the oldest comes first
     for number in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
         at = bisect_left(spaces, sizes[number])
         if at == len(spaces):
@@ -153,15 +154,15 @@ def best_fit_decreasing(lengths: Iterator[int], capacity: int, buffer: int) -> I
             packs.append([])
         else:
             space = spaces[at]
-            chosen = packs_with[space].popleft()
+            chosen = heappop(packs_with[space])
             if not packs_with[space]:
                 del packs_with[space], spaces[at]
         packs[chosen].append(number)
         space -= sizes[number]
         if space not in packs_with:
-            packs_with[space] = deque()
+            packs_with[space] = []
             insort(spaces, space)
-        packs_with[space].append(chosen)
+        heappush(packs_with[space], chosen)
     yield from packs
 
 

@@ -7,7 +7,7 @@ test read high at low similarity. Cost: as signing and exact Jaccard of the plan
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,8 @@ class ScurveMeasurement:
     @property
     def error_ratio(self) -> float:
         """Observed over expected error of the signatures; correlated hash functions make it large."""
+        if not self.expected_error:  # every pair is equal, or shares nothing: there is nothing to err about
+            return inf if self.signature_error else 1.0
         return self.signature_error / self.expected_error
 
     @property
