@@ -318,8 +318,13 @@ def _given_texts(reference: ReferenceFile) -> pa.Table:
             " Put the file there or mend references in the recipe."
         )
     if path.suffix == ".parquet":
-        table = read_reference_table(path)
-        texts = [text for text in table.column(TEXT_COLUMN).to_pylist() if text]
+        table, stats = clean_rows(read_reference_table(path), pool="references", file=path.name, row_group=0)
+        if stats.invalid_utf8:
+            raise SourceError(
+                f"reference set {reference.name}: {path}: expected UTF-8 texts, found {stats.invalid_utf8:,} that are"
+                " not. Write the file again; a text that cannot be read bars nothing."
+            )
+        texts = table.column("text").to_pylist()
     else:
         texts = [line for line in _lines_of(path, reference.name) if line.strip()]
     distinct = pa.array(sorted(set(texts)), pa.large_string())

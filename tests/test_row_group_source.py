@@ -285,3 +285,33 @@ def test_a_reference_table_is_the_text_column_of_one_file(tmp_path):
     path.write_bytes(b"")
     with pytest.raises(SourceError, match=r"a\.parquet"):
         read_reference_table(path)
+
+
+def test_an_optional_column_that_is_there_twice_is_an_error(tmp_path):
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["1"]), pa.array(["2"])], names=["text", "id", "id"])
+    pq.write_table(table, tmp_path / "twice.parquet")
+    (file,) = list_files([PoolFolder(name="pool", folder=tmp_path, glob="*.parquet")])
+    with pytest.raises(SourceError, match=r"twice\.parquet: expected each column once, found 'id' 2 times"):
+        list(read_row_groups(file, [0], ["text", "id"]))
+
+
+def test_a_link_to_nothing_or_to_a_folder_is_an_error(tmp_path):
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "there.parquet")
+    pool = PoolFolder(name="pool", folder=tmp_path, glob="**/*.parquet")
+    assert len(list_files([pool])) == 1
+    (tmp_path / "gone.parquet").symlink_to(tmp_path / "nothing")
+    with pytest.raises(SourceError, match=r"gone\.parquet, a link to nothing"):
+        list_files([pool])
+    (tmp_path / "gone.parquet").unlink()
+    (tmp_path / "elsewhere").symlink_to(tmp_path.parent, target_is_directory=True)
+    with pytest.raises(SourceError, match=r"elsewhere, a link to nothing or to a folder"):
+        list_files([pool])
+
+
+def test_a_file_that_changed_after_it_was_listed_is_an_error(tmp_path):
+    path = tmp_path / "changing.parquet"
+    pq.write_table(pa.table({"text": ["a", "b"]}), path)
+    (file,) = list_files([PoolFolder(name="pool", folder=tmp_path, glob="*.parquet")])
+    pq.write_table(pa.table({"text": ["a", "b", "c"]}), path)
+    with pytest.raises(SourceError, match=r"changing\.parquet: expected the file of [\d,]+ bytes that was listed"):
+        list(read_row_groups(file, [0], ["text"]))
