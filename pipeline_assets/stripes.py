@@ -265,11 +265,15 @@ def merged_lineage(upstream: Mapping[str, Any]) -> dict[str, str]:
             seen, source = digests.setdefault(asset, (digest, name))
             if seen != digest:
                 raise dg.Failure(
-                    description=f"StateMismatch: {source} comes from {asset} {seen[:12]}, {name} from {asset}"
-                    f" {digest[:12]}. Materialize what lies between {asset} and here in one run.",
+                    description=f"StateMismatch: {_origin(source, asset, seen)}, {_origin(name, asset, digest)}."
+                    f" Materialize what lies between {asset} and here in one run.",
                     allow_retries=False,
                 )
     return {asset: digest for asset, (digest, _) in digests.items()}
+
+
+def _origin(name: str, asset: str, digest: str) -> str:
+    return f"{asset} is {digest[:12]}" if name == asset else f"{name} was made from {asset} {digest[:12]}"
 
 
 def _inputs(work: Callable[..., Any], skip: int) -> dict[str, dg.In]:

@@ -1,0 +1,65 @@
+"""A run's inputs agree with each other, and an identity covers whatever changes bytes."""
+
+from pathlib import Path
+
+import pytest
+import small_corpus
+from small_corpus import artifact_files, build, evaluations, failures, materialize, write_recipe
+
+from pipeline_assets.recipe import STAGES
+
+DATA_ASSETS = tuple(name for name in STAGES if name != "varlen_training_run")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return small_corpus.write_corpus(tmp_path)
+
+
+def test_an_asset_alone_refuses_upstream_assets_of_different_revisions(corpus: Path) -> None:
+    recipe, home = write_recipe(corpus), corpus / "home"
+    build(recipe, home)
+    assert materialize(recipe, home, *DATA_ASSETS).success
+    rows = small_corpus.corpus_rows()["alpha"]["a_000"]
+    rows[3]["text"] = small_corpus.sentences(9_999)
+    small_corpus.write_rows(corpus / "alpha" / "a_000.parquet", rows)
+    assert materialize(recipe, home, "raw_row_groups").success
+    result = materialize(recipe, home, "document_tokens")
+    assert not result.success
+    (reason,) = failures(result).values()
+    assert reason.startswith("StateMismatch: ")
+    assert "lsh_clusters was made from raw_row_groups" in reason
+    assert "raw_row_groups is" in reason
+    assert "Materialize what lies between raw_row_groups and here in one run." in reason
+    assert materialize(recipe, home, *DATA_ASSETS).success
+
+
+def test_pools_in_another_order_give_the_bytes_of_a_fresh_home(corpus: Path) -> None:
+    swapped = {
+        "source.pools": [{"name": "beta", "path": "beta"}, {"name": "alpha", "path": "alpha"}],
+        "splits.order": "source",
+    }
+    used = corpus / "used"
+    build(write_recipe(corpus, {"splits.order": "source"}), used, upto="packing_plan")
+    after = build(write_recipe(corpus, swapped, "swapped.yaml"), used, upto="packing_plan")
+    fresh = build(write_recipe(corpus, swapped, "swapped.yaml"), corpus / "fresh", upto="packing_plan")
+    assert {name: ref.digest for name, ref in after.refs.items()} == {
+        name: ref.digest for name, ref in fresh.refs.items()
+    }
+    assert artifact_files(corpus / "fresh").items() <= artifact_files(used).items()
+
+
+def test_copies_that_stay_keep_every_law(corpus: Path) -> None:
+    result = materialize(write_recipe(corpus, {"dedup.mode": "off"}), corpus / "home", *DATA_ASSETS)
+    assert result.success, failures(result)
+    assert {name for name, evaluation in evaluations(result).items() if not evaluation.passed} == set()
+
+
+@pytest.mark.parametrize("stripes", [1, 3])
+def test_the_first_documents_of_a_crawl_do_not_depend_on_the_stripes(corpus: Path, stripes: int) -> None:
+    references = [{"name": "sample", "kind": "tokenizer_sample", "documents_per_dump": 7}]
+    changes = {"references": references, "tokenizer.sample": "sample", "reading.stripes": stripes}
+    recipe = write_recipe(corpus, {**changes, "reading.stripes_read": stripes})
+    two = write_recipe(corpus, {**changes, "reading.stripes": 2, "reading.stripes_read": 2}, "two.yaml")
+    found = build(recipe, corpus / "home", upto="tokenizer").refs["tokenizer"]
+    assert found.digest == build(two, corpus / "other", upto="tokenizer").refs["tokenizer"].digest
