@@ -23,9 +23,9 @@ from training_io.hashing import derive_seed
 MAX_REMOVED_SHARE = 0.5
 MAX_CLUSTER_SHARE = 0.05
 SMALL_CLUSTER = 100
-SCURVE_TEXTS = 600
+SCURVE_TEXTS = 200
 SCURVE_COPIES = 20
-SCURVE_MAX_WORDS = 400
+SCURVE_MAX_WORDS = 200
 
 
 def every_row_has_one_decision(stage: Stage, lsh_clusters: ArtifactRef, raw_row_groups: ArtifactRef) -> Verdict:

@@ -15,8 +15,8 @@ from training_io.sampler import Sampler
 if TYPE_CHECKING:
     from training_io.model import Model
 
-MAX_POKED_SEGMENTS = 8
-MAX_POKED_TOKENS = 4_096
+MAX_POKED_SEGMENTS = 4
+MAX_POKED_TOKENS = 1_024
 
 
 def no_token_sees_another_document(
@@ -63,7 +63,7 @@ def no_token_sees_another_document(
 
 
 def _first_segments(bounds: list[int]) -> list[int]:
-    """The boundaries of the first few segments: two at least, then as many as fit into some thousand tokens."""
+    """The boundaries of the first few segments: two at least, then as many as fit into a thousand tokens."""
     fitting = sum(bound <= MAX_POKED_TOKENS for bound in bounds)
     return bounds[: min(max(fitting, 3), MAX_POKED_SEGMENTS + 1)]
 

@@ -49,6 +49,7 @@ from training_io.hashing import derive_seed
 CLUSTERS_VERSION = 1
 EDGES, HITS = "edges.npy", "reference_hits.npy"
 EVIDENCE_NAME, HITS_NAME = "evidence.parquet", "reference_hits.parquet"
+PICTURE_NAME = "cluster_sizes.png"
 
 
 def slice_name(unit: str) -> str:
@@ -134,11 +135,9 @@ def seal_clusters(
     )
     folder = stage.folder(ref)
     units = units_in(stage, raw_row_groups)
-    labels, numbers = zip(*ref.counts["cluster_sizes"], strict=True)
-    picture = bar_picture("Clusters by number of documents", "clusters of this size", labels, numbers)
     metadata = asset_metadata(stage, ref, parts) | {
         **table_metadata(Clusters, ref.counts["documents"], stage.table(ref, slice_name(units[0].unit))),
-        "cluster_sizes": picture_metadata(picture, "clusters by number of documents"),
+        "cluster_sizes": picture_metadata((folder / PICTURE_NAME).read_bytes(), "clusters by number of documents"),
         "evidence": rows_metadata(stage.table(ref, EVIDENCE_NAME).slice(0, 20).to_pylist()),
         "reference_hits_by_set": rows_metadata(
             [{"set": name, **counts} for name, counts in ref.counts["references"].items()]
@@ -180,7 +179,11 @@ def _write_clusters(
     write_table(validated(Evidence, evidence), folder / EVIDENCE_NAME)
     hit_table = _hit_table(hits, set_of, names, reference_ids, doc_ids)
     write_table(validated(ReferenceHits, hit_table), folder / HITS_NAME)
-    return _counts(decisions, hit_table, names, pools, documents)
+    counts = _counts(decisions, hit_table, names, pools, documents)
+    labels, numbers = zip(*counts["cluster_sizes"], strict=True)
+    picture = bar_picture("Clusters by number of documents", "clusters of this size", labels, numbers)
+    (folder / PICTURE_NAME).write_bytes(picture)
+    return counts
 
 
 def _all_reference_hits(

@@ -53,7 +53,11 @@ def minhash_params(recipe: Recipe) -> MinHashParams:
 
 def plan_signatures(stage: Stage, raw_row_groups: ArtifactRef, reference_sets: ArtifactRef) -> list[Task]:
     """One step for a group of raw units, and one for all reference sets."""
-    tasks = tasks_of([(unit.unit, unit, ROWS_NAME) for unit in units_in(stage, raw_row_groups)], "units")
+    tasks = tasks_of(
+        [(unit.unit, unit, ROWS_NAME) for unit in units_in(stage, raw_row_groups)],
+        "units",
+        stage.recipe.reading.stripes_read,
+    )
     sets = [
         (f"{REFERENCE_PREFIX}{reference.name}", reference_sets, f"{reference.name}.parquet")
         for reference in stage.recipe.references

@@ -77,7 +77,9 @@ def plan_split_documents(
     plan = split_plan(stage, raw_row_groups, lsh_clusters, document_tokens)
     stage.say(f"split_documents: {plan.counts['num_documents']} documents, unused {plan.counts['num_unused']}")
     pairs = zip(units_in(stage, raw_row_groups), units_in(stage, document_tokens), strict=True)
-    return tasks_of([(plan, rows, tokens, lsh_clusters) for rows, tokens in pairs], "units")
+    return tasks_of(
+        [(plan, rows, tokens, lsh_clusters) for rows, tokens in pairs], "units", stage.recipe.reading.stripes_read
+    )
 
 
 def split_plan(

@@ -105,9 +105,9 @@ class Sealed:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-def tasks_of(items: Sequence[Item], name: str) -> list[Task]:
-    """Items in at most 128 tasks of neighbouring items, in order."""
-    per_task = max(1, -(-len(items) // MAX_STEPS_PER_FAN_OUT))
+def tasks_of(items: Sequence[Item], name: str, max_tasks: int = MAX_STEPS_PER_FAN_OUT) -> list[Task]:
+    """Items in at most so many tasks of neighbouring items, in order."""
+    per_task = max(1, -(-len(items) // max_tasks))
     groups = [tuple(items[start : start + per_task]) for start in range(0, len(items), per_task)]
     return [Task(key=f"{name}_{number:03d}_of_{len(groups):03d}", units=group) for number, group in enumerate(groups)]
 

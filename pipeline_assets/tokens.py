@@ -133,7 +133,11 @@ def plan_tokens(
     stage: Stage, raw_row_groups: ArtifactRef, lsh_clusters: ArtifactRef, tokenizer: ArtifactRef
 ) -> list[Task]:
     """Each raw unit with its slice of the clusters."""
-    return tasks_of([(unit, lsh_clusters, tokenizer) for unit in units_in(stage, raw_row_groups)], "units")
+    return tasks_of(
+        [(unit, lsh_clusters, tokenizer) for unit in units_in(stage, raw_row_groups)],
+        "units",
+        stage.recipe.reading.stripes_read,
+    )
 
 
 def build_tokens(stage: Stage, task: Task) -> list[ArtifactRef]:

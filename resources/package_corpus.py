@@ -74,8 +74,10 @@ def offered_texts(distributions: list[metadata.Distribution]) -> list[PackageTex
 def _texts_of(distribution: metadata.Distribution) -> Iterator[PackageText]:
     name, version = canonicalize_name(distribution.metadata["Name"]), distribution.version
     for member in distribution.files or []:
-        pool = _pool_of(PurePosixPath(member.as_posix()))
-        if pool is None or member.hash is None or not MIN_FILE_BYTES <= (member.size or 0) <= MAX_FILE_BYTES:
+        if member.hash is None or not MIN_FILE_BYTES <= (member.size or 0) <= MAX_FILE_BYTES:
+            continue
+        pool = _pool_of(member)
+        if pool is None:
             continue
         yield PackageText(
             pool=pool,

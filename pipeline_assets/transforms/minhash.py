@@ -110,9 +110,8 @@ def permutations(num_perm: int, seed: int) -> tuple[U32, U32]:
 
     Drawing 112 values is not drawing the first 112 of 128: the count is part of the scheme.
     """
-    from datasketch import MinHash  # it takes half a second to import, and only signing needs it
-
-    both = MinHash(num_perm=num_perm, seed=seed, scheme="affine32").permutations
-    assert both.dtype == np.uint32, both.dtype
-    both.flags.writeable = False
-    return both[0], both[1]
+    generator = np.random.RandomState(seed)  # the stream that datasketch draws from, in its order; not the global one
+    multipliers = generator.randint(0, 1 << 31, num_perm, dtype=np.uint32) * np.uint32(2) + np.uint32(1)
+    addends = generator.randint(0, 1 << 32, num_perm, dtype=np.uint32)
+    multipliers.flags.writeable = addends.flags.writeable = False
+    return multipliers, addends
