@@ -48,7 +48,7 @@ READS_FILES = {
     "read_bytes",
     "read_text",
 }
-OWN_GENERATORS = {"default_rng", "Generator", "SeedSequence", "PCG64", "Philox"}
+OWN_GENERATORS = {"default_rng", "Generator", "RandomState", "SeedSequence", "PCG64", "Philox"}
 
 TOP_LEVEL = {
     "pyproject.toml", "workspace.yaml", "pipeline_assets", "training_io", "resources", "asset_checks", "tests",
