@@ -6,8 +6,6 @@ was built with the same values of every parameter that matters to it, else a ref
 """
 
 import json
-import os
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import dagster as dg
 
 from pipeline_assets.recipe import Recipe, load_recipe, parameters_that_matter
-from resources.artifact_store import ArtifactRef, ArtifactStore, home_folder
+from resources.artifact_store import ArtifactRef, ArtifactStore, home_folder, replace_file
 from training_io.errors import CorpusmillError, StateMismatch
 from training_io.hashing import identity_of
 
@@ -34,7 +32,7 @@ class Pipeline:
         parameters = parameters_that_matter(self.recipe, ref.asset)
         entry = json.dumps({"ref": ref.to_json(), "parameters": parameters}, sort_keys=True)
         for name in (f"run-{run_id}", f"latest-{identity_of(parameters)[:16]}", "latest"):
-            _replace(self._folder(ref.asset) / f"{name}.json", entry)
+            replace_file(self._folder(ref.asset) / f"{name}.json", entry)
 
     def resolve(self, asset: str, run_ids: tuple[str, ...] = ()) -> ArtifactRef:
         """The artifact of `asset` that a consumer in one of these runs, else under this recipe, is to read."""
@@ -81,16 +79,6 @@ def _refuse_other_parameters(asset: str, wanted: dict[str, Any], found: dict[str
 def run_ids_of(run: dg.DagsterRun) -> tuple[str, ...]:
     """A run, and those that it is a re-execution of: whose artifacts it reads first."""
     return tuple(run_id for run_id in (run.run_id, run.parent_run_id, run.root_run_id) if run_id)
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 class PipelineResource(dg.ConfigurableResource):  # type: ignore[type-arg]

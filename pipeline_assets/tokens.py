@@ -41,11 +41,11 @@ from resources.artifact_store import ArtifactRef
 from resources.tables import read_table, write_array
 from resources.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from training_io.errors import RecipeError, SourceError, StateMismatch
+from training_io.handoff import TOKENIZER_NAME
 from training_io.hashing import sha256_file
 
 TOKENIZER_VERSION = 1
 TOKENS_VERSION = 1
-TOKENIZER_NAME = "tokenizer.json"
 TOKENS, LENGTHS, DOC_IDS, ROWS = "tokens.npy", "length.npy", "doc_id.npy", "row.npy"
 PLACES = "place.npy"  # int64[n, 2]: row group and row; pool and file are the unit's
 

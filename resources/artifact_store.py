@@ -190,7 +190,7 @@ class ArtifactStore:
         for folder in self._with_units(ref):
             with locked(folder):
                 reasons = {**quarantine_reasons(folder), check: reason}
-                _replace_file(folder / QUARANTINE_NAME, json.dumps(reasons, indent=1))
+                replace_file(folder / QUARANTINE_NAME, json.dumps(reasons, indent=1))
 
     def lift(self, ref: ArtifactRef, check: str) -> None:
         """Take back what one check held against an artifact, its units and its plans."""
@@ -200,7 +200,7 @@ class ArtifactStore:
                 if reasons.pop(check, None) is None:
                     continue
                 if reasons:
-                    _replace_file(folder / QUARANTINE_NAME, json.dumps(reasons, indent=1))
+                    replace_file(folder / QUARANTINE_NAME, json.dumps(reasons, indent=1))
                 else:
                     (folder / QUARANTINE_NAME).unlink()
 
@@ -318,7 +318,12 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _replace_file(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
-    temporary.write_text(text, encoding="utf-8")
+def replace_file(path: Path, text: str) -> None:
+    """Write a small file whole or not at all, also through a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
