@@ -3,18 +3,21 @@
 In: a function that recounts one law from sealed bytes and returns a verdict. Out: an asset check with the same four
 metadata keys everywhere. A blocking check that fails or crashes quarantines the artifact, so that materializing only
 what is downstream cannot use bad data either; when it passes, it takes back what it held against the artifact.
+A run that found every judged asset unchanged shows the pass that was counted before, and names the run that counted it.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import dagster as dg
 
+from asset_checks.remembered import VERDICTS_FOLDER, basis_of, forget, recall, remember
 from pipeline_assets.references import run_ids_of
 from pipeline_assets.report import rows_metadata
-from pipeline_assets.stripes import merged_lineage, stage_of
+from pipeline_assets.stripes import Stage, merged_lineage, stage_of
+from resources.artifact_store import ArtifactRef
 
 MAX_EXAMPLES = 20
 
@@ -32,6 +35,7 @@ class Verdict:
     examples: Sequence[Mapping[str, Any]] = ()
     numbers: Mapping[str, float] = field(default_factory=dict)
     is_choice: bool = False
+    counted_in: str = ""  # the run that counted it; set by the check
 
 
 Judge = Callable[..., Verdict]
@@ -67,15 +71,18 @@ def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefi
     def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         stage = stage_of(context, is_judging=True)
         run_ids = run_ids_of(context.run)
-        ref = stage.pipeline.resolve(judged, run_ids)
-        others = {name: stage.pipeline.resolve(name, run_ids) for name in assets[1:]}
-        merged_lineage({judged: ref, **others})
-        try:
-            verdict = judge(stage, ref, *others.values())
-        except Exception as error:
-            if blocking:
-                stage.store.quarantine(ref, judge.__name__, f"the check crashed: {error}")
-            raise
+        refs = {name: stage.pipeline.resolve(name, run_ids) for name in assets}
+        basis = basis_of(merged_lineage(refs), stage.recipe.model_dump(mode="json"))
+        ref = refs[judged]
+        path = stage.store.root / VERDICTS_FOLDER / judged / ref.identity / f"{judge.__name__}.json"
+        is_verified = all(stage.pipeline.is_made_in(context.run.run_id, name) for name in assets)
+        if is_verified and (remembered := recall(path, basis)) is not None:
+            verdict = Verdict(**remembered)
+        else:
+            forget(path)  # first, so that neither a failure nor a kill leaves a pass standing
+            verdict = replace(_counted(judge, stage, refs, blocking), counted_in=context.run.run_id)
+            if is_verified and not verdict.num_violations:
+                remember(path, basis, asdict(verdict))
         holds_back = blocking and not verdict.is_choice
         if holds_back and verdict.num_violations:
             stage.store.quarantine(ref, judge.__name__, verdict.found)
@@ -84,6 +91,16 @@ def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefi
         return _result(verdict, holds_back)
 
     return check
+
+
+def _counted(judge: Judge, stage: Stage, refs: Mapping[str, ArtifactRef], blocking: bool) -> Verdict:
+    judged, *others = refs.values()
+    try:
+        return judge(stage, judged, *others)
+    except Exception as error:
+        if blocking:
+            stage.store.quarantine(judged, judge.__name__, f"the check crashed: {error}")
+        raise
 
 
 def _result(verdict: Verdict, is_error: bool) -> dg.AssetCheckResult:
@@ -96,6 +113,7 @@ def _result(verdict: Verdict, is_error: bool) -> dg.AssetCheckResult:
             "found": verdict.found,
             "num_violations": verdict.num_violations,
             "examples": rows_metadata(list(verdict.examples)[:MAX_EXAMPLES]),
+            "counted_in": dg.MetadataValue.dagster_run(verdict.counted_in),
             **verdict.numbers,
         },
     )

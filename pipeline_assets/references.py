@@ -48,6 +48,10 @@ class Pipeline:
             f" Materialize {asset} first."
         )
 
+    def is_made_in(self, run_id: str, asset: str) -> bool:
+        """Whether this very run built the asset's artifact, or verified it by its hashes and reused it."""
+        return (self._folder(asset) / f"run-{run_id}.json").exists()
+
     def _folder(self, asset: str) -> Path:
         return self.store.root / REFERENCES_FOLDER / asset
 

@@ -16,7 +16,7 @@ from pipeline_assets.report import asset_metadata, line_picture, picture_metadat
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
 from resources.artifact_store import WHOLE, ArtifactRef, locked
 from resources.tables import write_json
-from training_io.gpu_io_manager import DeviceInput
+from training_io.gpu_io_manager import DeviceInput, device_type
 from training_io.manifest import artifact_identity, load_manifest
 
 if TYPE_CHECKING:
@@ -79,10 +79,8 @@ def build_training_run(
 
 def _settings(stage: Stage, packing_plan: DeviceInput, overrides: TrainingOverrides) -> dict[str, Any]:
     """The recipe's training section with this run's values, and the device and dtype that `auto` stands for here."""
-    from training_io.staging import resolve_device
-
     training = stage.recipe.training
-    device = resolve_device(packing_plan.device).type
+    device = device_type(packing_plan.device)
     automatic = "bfloat16" if device == "cuda" else "float32"
     return {
         **training.model_dump(mode="json"),

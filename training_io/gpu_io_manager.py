@@ -5,6 +5,7 @@ device and of how far to read ahead, from which each rank opens its own stream. 
 description opens plain CPU tensors. torch is not imported here: the code location loads this module.
 """
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,3 +91,24 @@ class GpuIOManager(dg.ConfigurableIOManager):
             device=self.device,
             prefetch_depth=self.prefetch_depth,
         )
+
+
+def device_type(device: str) -> str:
+    """What a device setting stands for here, "cpu" or "cuda"; RecipeError for a device that is not here.
+
+    torch takes two seconds to load and is asked only where it could find a GPU.
+    """
+    if device == "cpu" or (device == "auto" and not _may_have_gpu()):
+        return "cpu"
+    from training_io.staging import resolve_device
+
+    return resolve_device(device).type
+
+
+def _may_have_gpu() -> bool:
+    """Whether a GPU's driver is here: NVIDIA's library, or AMD's device file (torch calls both "cuda")."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Path("/dev/kfd").exists()
+    return True
