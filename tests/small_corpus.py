@@ -405,7 +405,7 @@ def artifact_files(home: Path, *, leave_out: Sequence[str] = ()) -> dict[str, st
         for path in sorted(home.rglob("*"))
         if path.is_file()
         and path.name != "run.json"
-        and path.relative_to(home).parts[0] not in ("_references", "dagster", *leave_out)
+        and path.relative_to(home).parts[0] not in ("_references", "_verdicts", "dagster", *leave_out)
     }
 
 
