@@ -2,8 +2,6 @@
 
 from collections import deque
 
-import naive_text
-
 
 def components(num_documents, pairs):
     """The set of documents that each document is connected to, itself included."""
@@ -24,25 +22,28 @@ def components(num_documents, pairs):
     return found
 
 
-def decide(doc_ids, coordinates, edges, hits, mode, excluding, seed):
-    """One dict a document: doc_ids are bytes, coordinates tuples with the pool's priority first."""
+def decide(doc_ids, coordinates, edges, hits, mode, excluding, preferred, within=None):
+    """One dict a document: doc_ids are bytes, coordinates tuples with the pool's priority first.
+
+    preferred is a tuple a document, lowest first; within is None or the documents' crawls and the edges inside crawls.
+    """
     documents = range(len(doc_ids))
     same_text = [(left, right) for left in documents for right in documents if doc_ids[left] == doc_ids[right]]
     twins = components(len(doc_ids), same_text)
     connected = components(len(doc_ids), [*same_text, *edges])
-    clusters = twins if mode == "exact" else connected
+    clusters = groups = twins if mode == "exact" else connected
+    if within is not None:
+        dumps, inside = within
+        groups = components(len(doc_ids), [*inside, *((a, b) for a, b in same_text if dumps[a] == dumps[b])])
+
+    def first(members):
+        return min(members, key=lambda member: (preferred[member], doc_ids[member], coordinates[member]))
+
     decisions = []
     for document in documents:
         cluster = clusters[document]
-        chosen = min(
-            cluster,
-            key=lambda member: (
-                coordinates[member][0],
-                naive_text.keyed_hash(doc_ids[member], seed),
-                doc_ids[member],
-                coordinates[member],
-            ),
-        )
+        of_text = first(twins[document])  # one of each text, then one of those of each group
+        chosen = first([member for member in groups[of_text] if first(twins[member]) == member])
         kept = document if mode == "off" else chosen
         sets = {reference for reference, hit in hits if hit in connected[document]}
         if sets & excluding:
@@ -74,3 +75,13 @@ def match_references(corpus, references):
             if any(other == key for other, _ in corpus)
         }
     )
+
+
+def sharing_a_key(keys):
+    """Every pair of documents, smaller first, with an equal key in the same band; 0 is no key."""
+    return [
+        (left, right)
+        for right in range(len(keys))
+        for left in range(right)
+        if any(one == other != 0 for one, other in zip(keys[left], keys[right], strict=True))
+    ]

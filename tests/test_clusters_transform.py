@@ -2,13 +2,21 @@ import hashlib
 import random
 
 import naive_clusters
+import naive_text
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline_assets.transforms.clusters import REASONS, Documents, canonical_order, decide, match_references
+from pipeline_assets.transforms.clusters import (
+    REASONS,
+    Documents,
+    DumpScope,
+    canonical_order,
+    decide,
+    match_references,
+)
 from pipeline_assets.transforms.lsh import band_keys, candidate_pairs
 from pipeline_assets.transforms.merge import merge_documents
 from pipeline_assets.transforms.minhash import MinHashParams, sign_documents
@@ -42,10 +50,25 @@ def numbers_of_bits(bits):
     return {number for number in range(64) if int(bits) >> number & 1}
 
 
-def decisions_of(doc_ids, coordinates, edges, hits, mode, excluding, seed):
+def pool_then_key(doc_ids, coordinates, seed):
+    """The default rule's preferences, as columns."""
+    pools = np.array([place[0] for place in coordinates], np.int64)
+    return pools, np.array([naive_text.keyed_hash(doc_id, seed) for doc_id in doc_ids], np.uint64)
+
+
+def decisions_of(doc_ids, coordinates, edges, hits, mode, excluding, seed, within=None):
     """Ours, in the oracle's form."""
     documents = Documents(doc_ids=matrix(doc_ids), coordinates=np.array(coordinates, np.int64).reshape(-1, 4))
-    found = decide(documents, pairs(edges), pairs(hits), mode=mode, excluding_sets=frozenset(excluding), keep_seed=seed)
+    scope = within and DumpScope(dumps=np.array(within[0], np.int64), edges=pairs(within[1]))
+    found = decide(
+        documents,
+        pairs(edges),
+        pairs(hits),
+        mode=mode,
+        excluding_sets=frozenset(excluding),
+        preferred=pool_then_key(doc_ids, coordinates, seed),
+        within=scope,
+    )
     return [
         {
             "cluster": int(found.cluster[row]),
@@ -60,9 +83,39 @@ def decisions_of(doc_ids, coordinates, edges, hits, mode, excluding, seed):
     ]
 
 
+def expected_of(corpus, mode, excluding, seed, within=None):
+    """The oracle's decisions by the default rule."""
+    doc_ids, coordinates, _, _ = corpus
+    preferred = list(zip(*(column.tolist() for column in pool_then_key(doc_ids, coordinates, seed)), strict=True))
+    return naive_clusters.decide(*corpus, mode, excluding, preferred, within)
+
+
 @given(corpora(), st.sampled_from(MODES), st.sets(st.integers(0, 3)), st.integers(0, 2**64 - 1))
 def test_decisions_are_those_of_sets_and_breadth_first_search(corpus, mode, excluding, seed):
-    assert decisions_of(*corpus, mode, excluding, seed) == naive_clusters.decide(*corpus, mode, excluding, seed)
+    assert decisions_of(*corpus, mode, excluding, seed) == expected_of(corpus, mode, excluding, seed)
+
+
+@given(corpora(), st.data(), st.integers(0, 99))
+def test_within_crawls_near_copies_of_other_crawls_stay_and_texts_are_used_once(corpus, data, seed):
+    doc_ids, _, edges, _ = corpus
+    dumps = [data.draw(st.integers(0, 2)) for _ in doc_ids]
+    within = (dumps, [(left, right) for left, right in edges if dumps[left] == dumps[right]])
+    rows = decisions_of(*corpus, "near", set(), seed, within)
+    assert rows == expected_of(corpus, "near", set(), seed, within)
+    used = [doc_id for doc_id, row in zip(doc_ids, rows, strict=True) if row["reason"] == "kept"]
+    assert sorted(used) == sorted(set(used))
+    assert {row["kept"] for row in rows} == {number for number, row in enumerate(rows) if row["reason"] == "kept"}
+    if len(set(dumps)) == 1:
+        assert rows == decisions_of(*corpus, "near", set(), seed)
+
+
+def test_a_removed_copy_points_to_what_replaced_its_text():
+    ids = [bytes([1]) * 32, bytes([1]) * 32, bytes([2]) * 32]  # one text in crawls 0 and 1, and a near copy in crawl 1
+    places = [(1, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2)]
+    rows = decisions_of(ids, places, [(0, 1), (1, 2)], [], "near", set(), 3, ([0, 1, 1], [(1, 2)]))
+    (kept,) = {row["kept"] for row in rows}
+    assert kept in (1, 2)
+    assert {row["cluster"] for row in rows} == {1}
 
 
 @given(corpora(), st.sampled_from(MODES), st.sets(st.integers(0, 3)), st.randoms(use_true_random=False))

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline_assets.transforms.components import connected_components
-from pipeline_assets.transforms.keep import choose_kept
-from training_io.hashing import keyed_hash
+from pipeline_assets.transforms.keep import Preferences, choose_kept
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -34,11 +33,19 @@ class Documents:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DumpScope:
+    """Near-copies are removed within a crawl only: each document's crawl, and edges inside crawls."""
+
+    dumps: I64  # int64[n], a number a crawl
+    edges: I64  # int64[m, 2] of documents of one crawl that share a bucket
+
+
+@dataclass(frozen=True, kw_only=True)
 class Decisions:
     """What was decided, one entry a document, in the order of `Documents`."""
 
     cluster: I64  # the document with the cluster's smallest doc_id
-    kept: I64  # the document that is used for the cluster (in mode off: itself)
+    kept: I64  # the document that is used for this one (in mode off: itself)
     cluster_size: I64
     reason: U8  # index into REASONS
     barred: Bools
@@ -53,13 +60,16 @@ def decide(
     *,
     mode: Mode,
     excluding_sets: frozenset[int],
-    keep_seed: int,
+    preferred: Preferences,
+    within: DumpScope | None = None,
 ) -> Decisions:
     """Cluster the documents and choose which are used.
 
-    edges is int64[m, 2] of documents that share a bucket; reference_hits is int64[h, 2] of (reference set, document).
-    In mode `exact` a cluster is one text; in mode `off` every document is used and clusters only decide splits. In
-    every mode a reference bars all that the edges connect to a document it hit, so near copies of it are barred too.
+    edges is int64[m, 2] of documents that share a bucket; reference_hits is int64[h, 2] of (reference set, document);
+    `preferred` (see `keep.preferences`) has one entry a document. In mode `exact` a cluster is one text; in mode `off`
+    every document is used and clusters only decide splits; with `within` a near-copy is removed only for one of its own
+    crawl, and clusters decide splits too. In every mode a reference bars all that the edges connect to a document it
+    hit, so near copies of it are barred too.
     """
     order = canonical_order(documents)
     rank = np.empty_like(order)
@@ -69,9 +79,11 @@ def decide(
     text = connected_components(len(order), same_text)
     near = connected_components(len(order), np.concatenate([same_text, rank[edges]]))
     labels = text if mode == "exact" else near
+    groups = labels if within is None else _groups_within(within, order, rank, same_text)
+    kept = np.arange(len(order))
+    if mode != "off":
+        kept = _kept(text, groups, [column[order] for column in preferred])
     sizes = np.bincount(labels, minlength=len(order))[labels]
-    chosen = choose_kept(labels, documents.coordinates[order, 0], keyed_hash(doc_ids, keep_seed))
-    kept = np.arange(len(order)) if mode == "off" else chosen
     matched = np.zeros(len(order), np.uint64)
     np.bitwise_or.at(matched, near[rank[reference_hits[:, 1]]], _bits(reference_hits[:, 0]))
     matched = matched[near]
@@ -91,6 +103,20 @@ def decide(
         matched_sets=matched[rank],
         pool_tags=tags[text][rank],
     )
+
+
+def _groups_within(scope: DumpScope, order: I64, rank: I64, same_text: I64) -> I64:
+    """Components of the edges that stay within one crawl."""
+    dumps = scope.dumps[order]
+    same_crawl = same_text[dumps[same_text[:, 0]] == dumps[same_text[:, 1]]]
+    return connected_components(len(order), np.concatenate([same_crawl, rank[scope.edges]]))
+
+
+def _kept(text: I64, groups: I64, preferred: list[npt.NDArray[Any]]) -> I64:
+    """One document for each text, then one of those for each group; a removed copy points to what replaced its text."""
+    representative = choose_kept(text, preferred)
+    is_copy = representative != np.arange(len(text))
+    return choose_kept(groups, [is_copy, *preferred])[representative]
 
 
 def canonical_order(documents: Documents) -> I64:
@@ -127,6 +153,22 @@ def match_references(
     inside = np.flatnonzero(at < len(keys))
     hit = inside[keys[at[inside]] == reference_keys[inside]]
     return np.unique(np.stack([reference_nodes[hit], nodes[at[hit]]], axis=1).reshape(-1, 2), axis=0)
+
+
+def match_all_references(
+    corpus_keys: npt.NDArray[np.uint64],
+    corpus_nodes: I64,
+    reference_keys: npt.NDArray[np.uint64],
+    reference_nodes: I64,
+) -> I64:
+    """Every reference with every document of each bucket that they share: int64[h, 2]. Unique and sorted."""
+    order = np.argsort(corpus_keys, kind="stable")
+    keys = corpus_keys[order]
+    start, end = (np.searchsorted(keys, reference_keys, side=side) for side in ("left", "right"))
+    count = end - start
+    at = np.arange(count.sum()) + np.repeat(start - np.cumsum(count) + count, count)
+    pairs = np.column_stack([np.repeat(reference_nodes, count), corpus_nodes[order[at]]])
+    return np.unique(pairs.reshape(-1, 2), axis=0)
 
 
 def names_of_bits(bits: npt.NDArray[np.uint64], names: list[str]) -> pa.Array:
