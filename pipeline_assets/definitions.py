@@ -7,6 +7,7 @@ from asset_checks import handoff as handoff_checks
 from asset_checks import packs as pack_checks
 from asset_checks import references as reference_checks
 from asset_checks import shards as shard_checks
+from asset_checks import signatures as signature_checks
 from asset_checks import source as source_checks
 from asset_checks import splits as split_checks
 from asset_checks import tokens as token_checks
@@ -44,6 +45,7 @@ ASSETS = (
 CHECKS = (
     *source_checks.CHECKS,
     *reference_checks.CHECKS,
+    *signature_checks.CHECKS,
     *cluster_checks.CHECKS,
     *token_checks.CHECKS,
     *split_checks.CHECKS,

@@ -119,6 +119,29 @@ def line_picture(
     return png_of(figure)
 
 
+def interval_picture(
+    title: str,
+    x_label: str,
+    y_label: str,
+    curve: tuple[str, Sequence[float], Sequence[float]],
+    points: tuple[str, Sequence[float], Sequence[float], Sequence[tuple[float, float]]],
+) -> bytes:
+    """PNG of a named curve (x values, y values) and of named measured points over it, each with its (low, high)."""
+    name, x, y, intervals = points
+    figure = new_figure(title, x_label, y_label)
+    axes = figure.axes[0]
+    axes.plot(curve[1], curve[2], color=COLOURS[0], label=curve[0], linewidth=1.4)
+    # An interval may lie on one side of its point: a share of 0 or 1 has nothing beyond.
+    reach = [
+        [max(0.0, value - low) for value, (low, _) in zip(y, intervals, strict=True)],
+        [max(0.0, high - value) for value, (_, high) in zip(y, intervals, strict=True)],
+    ]
+    style = {"fmt": "o", "markersize": 3, "capsize": 2, "linewidth": 1}
+    axes.errorbar(x, y, yerr=reach, color=COLOURS[1], label=name, **style)
+    _legend(axes)
+    return png_of(figure)
+
+
 def bar_picture(title: str, x_label: str, names: Sequence[str], values: Sequence[float]) -> bytes:
     """PNG of horizontal bars, one a name, with their values written at the end."""
     figure = new_figure(title, x_label, "")

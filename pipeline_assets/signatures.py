@@ -1,7 +1,8 @@
 """signatures: raw rows and reference texts -> MinHash signatures and sorted band keys, by stripe.
 
 Promise: equal shingle sets give equal rows, on any machine, in any grouping. A unit's band keys are sorted by value,
-so any number of buckets by their top bits is a contiguous range of them.
+so any number of buckets by their top bits is a contiguous range of them. Sealing also measures how often this very
+hash family finds near-copies.
 """
 
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import dagster as dg
 import numpy as np
+import pyarrow.compute as pc
 
 from pipeline_assets.recipe import Recipe
 from pipeline_assets.report import asset_metadata
+from pipeline_assets.scurve import curve_metadata, measure_curve
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import (
     Sealed,
@@ -29,13 +32,14 @@ from pipeline_assets.transforms.lsh import band_keys
 from pipeline_assets.transforms.minhash import MinHashParams, is_wordless, sign_documents
 from pipeline_assets.transforms.rows import doc_id_matrix
 from pipeline_assets.transforms.words import UNICODE_VERSION
-from resources.artifact_store import ArtifactRef
+from resources.artifact_store import ArtifactRef, unit_inputs
 from resources.tables import read_table, write_array
 from training_io.errors import StateMismatch
 from training_io.hashing import identity_of
 
-SIGNATURES_VERSION = 1
+SIGNATURES_VERSION = 2
 SIGNATURES, DOC_IDS, KEYS, KEY_ROWS = "signatures.npy", "doc_id.npy", "band_keys.npy", "band_rows.npy"
+TEXT_BYTES = "text_bytes.npy"
 REFERENCE_PREFIX = "references."  # no pool can be called so: a pool's name has no dot
 
 
@@ -82,6 +86,7 @@ def _sign_unit(stage: Stage, name: str, ref: ArtifactRef, table: str) -> Artifac
         order = np.argsort(keys, axis=None, kind="stable")
         write_array(signatures, target / SIGNATURES)
         write_array(doc_id_matrix(rows.column("doc_id")), target / DOC_IDS)
+        write_array(np.asarray(pc.binary_length(rows.column("text")), np.int64), target / TEXT_BYTES)
         write_array(keys.ravel()[order], target / KEYS)
         write_array(np.repeat(signed, params.num_bands)[order].astype(np.uint32), target / KEY_ROWS)
         return {
@@ -96,22 +101,26 @@ def _sign_unit(stage: Stage, name: str, ref: ArtifactRef, table: str) -> Artifac
         asset="minhash_signatures",
         unit=name,
         inputs={"rows": manifest.files[table]["sha256"]},
-        parameters={
-            "num_perm": params.num_perm,
-            "num_bands": params.num_bands,
-            "rows_per_band": params.rows_per_band,
-            "ngram": params.ngram,
-            "seed": params.seed,
-            "scheme": "affine32",
-            "unicode": UNICODE_VERSION,
-        },
+        parameters=_family(params),
         version=SIGNATURES_VERSION,
         write=write,
     )
 
 
-def seal_signatures(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
-    """Seal the signed units as one asset."""
+def _family(params: MinHashParams) -> dict[str, Any]:
+    return {
+        "num_perm": params.num_perm,
+        "num_bands": params.num_bands,
+        "rows_per_band": params.rows_per_band,
+        "ngram": params.ngram,
+        "seed": params.seed,
+        "scheme": "affine32",
+        "unicode": UNICODE_VERSION,
+    }
+
+
+def seal_signatures(stage: Stage, parts: list[ArtifactRef], raw_row_groups: ArtifactRef) -> Sealed:
+    """Seal the signed units as one asset, and measure how often this family finds near-copies."""
     corpus = [part for part in parts if not part.unit.startswith(REFERENCE_PREFIX)]
     names = ("documents", "text_bytes", "words", "shingles", "wordless_documents")
     counts = {name: sum(part.counts[name] for part in corpus) for name in names}
@@ -122,11 +131,16 @@ def seal_signatures(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
             f"minhash_signatures: expected units signed with one set of parameters, found {len(parameters)}."
             " The recipe changed while they were signed; materialize minhash_signatures again."
         )
-    ref = seal_units(stage, "minhash_signatures", parts, counts, SIGNATURES_VERSION)
-    signature_bytes = 4 * minhash_params(stage.recipe).num_perm
-    metadata = asset_metadata(stage, ref, parts) | {
+    params = minhash_params(stage.recipe)
+    doc_ids = [stage.array(part, DOC_IDS) for part in corpus]
+    curve = measure_curve(stage, params, _family(params), doc_ids, raw_row_groups)
+    # Listed as a plan: held back and lifted with the asset, read by nobody who reads its units.
+    plans = unit_inputs([curve])
+    ref = seal_units(stage, "minhash_signatures", parts, counts, SIGNATURES_VERSION, plans=plans)
+    metadata = asset_metadata(stage, ref, [*parts, curve]) | {
         "dagster/row_count": counts["documents"],
-        "bytes_a_signature": signature_bytes,
+        "bytes_a_signature": 4 * params.num_perm,
+        **curve_metadata(stage, curve),
     }
     return Sealed(ref=ref, metadata=metadata)
 
@@ -147,4 +161,4 @@ seal_signatures_op = sealing_op("minhash_signatures", seal_signatures)
 )
 def minhash_signatures(raw_row_groups, reference_sets):  # type: ignore[no-untyped-def]
     tasks = plan_signatures_op(raw_row_groups=raw_row_groups, reference_sets=reference_sets)
-    return seal_signatures_op(parts=tasks.map(build_signatures_op).collect())
+    return seal_signatures_op(parts=tasks.map(build_signatures_op).collect(), raw_row_groups=raw_row_groups)

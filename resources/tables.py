@@ -28,6 +28,18 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         return parquet.read(columns=list(columns) if columns is not None else None)
 
 
+def read_rows(path: Path, rows: np.ndarray[Any, Any], columns: Sequence[str]) -> pa.Table:
+    """Some rows of a Parquet table, int64[n], in the order given; only the row groups that hold them are read."""
+    with pq.ParquetFile(path, memory_map=True) as parquet:
+        metadata = parquet.metadata
+        lengths = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+        firsts = np.cumsum([0, *lengths])
+        groups, group_of = np.unique(np.searchsorted(firsts, rows, side="right") - 1, return_inverse=True)
+        read_firsts = np.cumsum([0, *(lengths[group] for group in groups)])
+        table = parquet.read_row_groups(groups.tolist(), columns=list(columns))
+    return table.take(pa.array(rows - firsts[groups][group_of] + read_firsts[group_of]))
+
+
 def write_array(array: np.ndarray[Any, Any], path: Path) -> None:
     """Write an array as `.npy`."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,9 +5,10 @@ hashes it does not seal.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import numpy as np
@@ -20,7 +21,11 @@ import torch
 from small_corpus import CHECK_NAMES, HELD_OUT, Built, doc_id, judged
 
 from pipeline_assets.clusters import EVIDENCE_NAME, slice_name
+from pipeline_assets.scurve import BINS_NAME, PAIRS_NAME, curve_of, write_curve
 from pipeline_assets.stripes import units_in
+from pipeline_assets.transforms.minhash import MinHashParams
+from pipeline_assets.transforms.scurve import measure_scurve, plant_pairs
+from pipeline_assets.transforms.shingles import unique_shingles
 from resources.artifact_store import ArtifactRef
 from resources.tables import write_table
 from training_io.errors import FormatError
@@ -128,6 +133,34 @@ def alter_a_signature(built: Built) -> str:
     set_value(folder / "signatures.npy", (2, 5), 7)
     seal_again(built, folder)
     return np.load(folder / "doc_id.npy")[2].tobytes().hex()[:16]
+
+
+def curve_folder(built: Built) -> Path:
+    return built.stage.store.folder(curve_of(built.stage, built.refs["minhash_signatures"]))
+
+
+def seal_curve_again(built: Built, counts: Mapping[str, Any] | None = None) -> None:
+    """Seal the measured curve anew, with other counts where there are some, and list it so in its asset."""
+    folder, asset = curve_folder(built), whole(built, "minhash_signatures")
+    if counts is not None:
+        other = replace(load_manifest(folder), counts={**load_manifest(folder).counts, **counts})
+        (folder / MANIFEST_NAME).write_text(json.dumps(other.to_json()), encoding="utf-8")
+    else:
+        seal_again(built, folder)
+    manifest = load_manifest(asset)
+    (listed,) = manifest.inputs["plans"]
+    plans = [{**listed, "digest": load_manifest(folder).digest}]
+    changed = replace(manifest, inputs={**manifest.inputs, "plans": plans})
+    (asset / MANIFEST_NAME).write_text(json.dumps(changed.to_json()), encoding="utf-8")
+
+
+def misstate_a_bin(built: Built) -> str:
+    path = curve_folder(built) / BINS_NAME
+    bins = json.loads(path.read_bytes())
+    bins[3]["num_flagged"] += 1
+    path.write_text(json.dumps(bins))
+    seal_curve_again(built)
+    return f"the bin from {bins[3]['start']:.2f} says num_flagged = {bins[3]['num_flagged']}"
 
 
 def first_slice(built: Built) -> tuple[str, Path]:
@@ -375,7 +408,7 @@ def raise_the_last_loss(built: Built) -> str:
 POISONS: dict[str, Callable[[Built], str]] = {
     "every_source_row_is_used_or_counted": lose_a_row,
     "doc_ids_are_hashes_of_texts": alter_a_text,
-    "s_curve_matches_formula": alter_a_signature,
+    "s_curve_matches_formula": misstate_a_bin,
     "every_row_has_one_decision": lose_a_decision,
     "one_document_is_kept_per_cluster": drop_a_kept_document,
     "clusters_are_connected_components": join_two_clusters,
@@ -417,6 +450,83 @@ def test_check_passes_on_a_clean_home_and_fails_on_a_poisoned_one(name: str, cle
     assert needle in str([dict(example) for example in verdict.examples]), verdict.examples
     assert verdict.expected
     assert verdict.found
+
+
+def test_stored_signatures_are_signed_again(copy: Built) -> None:
+    needle = alter_a_signature(copy)
+    verdict = judged("s_curve_matches_formula", copy)
+    assert verdict.num_violations == 1
+    assert needle in str(verdict.examples)
+
+
+@pytest.mark.parametrize("name", ["start", "end", "similarity", "num_pairs", "predicted", "low", "high", "z"])
+def test_each_number_of_the_curves_table_is_recounted(copy: Built, name: str) -> None:
+    path = curve_folder(copy) / BINS_NAME
+    bins = json.loads(path.read_bytes())
+    bins[-4][name] *= 1.001
+    path.write_text(json.dumps(bins))
+    seal_curve_again(copy)
+    verdict = judged("s_curve_matches_formula", copy)
+    assert verdict.num_violations == 1
+    assert f"says {name} = " in str(verdict.examples)
+
+
+@pytest.mark.parametrize(
+    "name", ["texts", "pairs", "flagged", "max_abs_z", "signature_error", "expected_error", "mean_bias"]
+)
+def test_each_number_of_the_curves_manifest_is_recounted(copy: Built, name: str) -> None:
+    before = load_manifest(curve_folder(copy)).counts[name]
+    seal_curve_again(copy, {name: before + 1 if isinstance(before, int) else before * 1.001})
+    verdict = judged("s_curve_matches_formula", copy)
+    assert verdict.num_violations == 1
+    assert f"says {name} = " in str(verdict.examples)
+
+
+@pytest.mark.parametrize(
+    ("column", "change"),
+    [
+        ("similarity", lambda value: value - 0.001),
+        ("num_equal", lambda value: value + 1),
+        ("flagged", lambda value: not value),
+        ("original", lambda value: value + 10_000),
+    ],
+)
+def test_each_column_of_the_measured_pairs_is_what_the_rest_was_counted_from(
+    copy: Built, column: str, change: Callable[[Any], Any]
+) -> None:
+    path = curve_folder(copy) / PAIRS_NAME
+    rows = pq.read_table(path).to_pylist()
+    row = next(number for number, row in enumerate(rows) if 0.41 < row["similarity"] < 0.44)
+    set_cell(path, row, column, change(rows[row][column]))
+    seal_curve_again(copy)
+    assert judged("s_curve_matches_formula", copy).num_violations >= 1
+
+
+def test_a_bin_that_was_left_out_is_noticed(copy: Built) -> None:
+    path = curve_folder(copy) / BINS_NAME
+    path.write_text(json.dumps(json.loads(path.read_bytes())[1:]))
+    seal_curve_again(copy)
+    assert "expected" in str(judged("s_curve_matches_formula", copy).examples)
+
+
+def test_a_measurement_of_a_correlated_hash_family_fails(copy: Built) -> None:
+    """h(x) = (a x + b) mod (2^61 - 1) with all three below 2^32, measured and stored as ours would be."""
+    a, b = np.random.default_rng(1).integers(0, 2**32, (2, 112), dtype=np.uint64)
+
+    def sign(texts: pa.Array, params: MinHashParams) -> tuple[np.ndarray, None]:
+        sets = [unique_shingles(text, params.ngram).astype(np.uint64)[:, None] for text in texts.to_pylist()]
+        return np.array([((one * a + b) % np.uint64((1 << 61) - 1)).min(axis=0) for one in sets]), None
+
+    texts = [small_corpus.sentences(number, 120) for number in range(120)]
+    planted = plant_pairs(texts, copies_per_text=10, max_replaced_share=0.12, seed=3)
+    measured, curve = measure_scurve(planted.texts, planted.pairs, MinHashParams(), sign=sign)
+    counts = write_curve(curve_folder(copy), measured, curve, MinHashParams())
+    seal_again(copy, curve_folder(copy))
+    seal_curve_again(copy, counts)
+    verdict = judged("s_curve_matches_formula", copy)
+    assert verdict.num_violations >= 2
+    assert "signatures miss the similarity" in str(verdict.examples)
+    assert "off by +" in str(verdict.examples)
 
 
 def test_a_near_copy_of_a_reference_may_not_be_validated_on(copy: Built) -> None:

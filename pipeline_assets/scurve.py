@@ -1,0 +1,176 @@
+"""The measured S-curve of the signatures in use: drawn documents -> planted near-copies -> pairs, table and picture.
+
+An artifact of its own, beside the signed units: made when they are sealed, kept by the identity of the raw rows and of
+the hash family. What was seen of each pair is stored, so that a check can count everything again.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline_assets.report import interval_picture, picture_metadata, rows_metadata
+from pipeline_assets.source import ROWS_NAME
+from pipeline_assets.stripes import Stage, units_in
+from pipeline_assets.transforms.lsh import collision_probability
+from pipeline_assets.transforms.minhash import MinHashParams
+from pipeline_assets.transforms.scurve import (
+    MeasuredPairs,
+    ScurveMeasurement,
+    draw_order,
+    measure_scurve,
+    middle_words,
+    plant_pairs,
+)
+from resources.artifact_store import ArtifactRef
+from resources.tables import read_json, read_rows, write_json, write_table
+from training_io.errors import StateMismatch
+from training_io.hashing import derive_seed
+
+SCURVE_VERSION = 1
+SCURVE = "scurve"
+PAIRS_NAME, BINS_NAME, PICTURE_NAME = "pairs.parquet", "bins.json", "scurve.png"
+NUM_TEXTS = 600
+COPIES_PER_TEXT = 20
+MIN_WORDS, MAX_WORDS = 20, 300  # a text of a few shingles has few similarities; longer ones cost more and say no more
+MAX_REPLACED_SHARE = 0.12  # similarity falls to about a third: from nearly always flagged to nearly never
+NUM_BINS = 20
+
+
+def measure_curve(
+    stage: Stage,
+    params: MinHashParams,
+    family: Mapping[str, Any],
+    doc_ids: Sequence[npt.NDArray[np.uint8]],
+    raw_row_groups: ArtifactRef,
+) -> ArtifactRef:
+    """The curve of a hash family, `family` being what identifies it; `doc_ids` are the raw units' in their order."""
+    seed = derive_seed(stage.recipe.seed, "scurve")
+
+    def write(folder: Path) -> dict[str, Any]:
+        texts = _drawn_texts(stage, draw_order(np.concatenate(doc_ids), seed), units_in(stage, raw_row_groups))
+        planted = plant_pairs(texts, copies_per_text=COPIES_PER_TEXT, max_replaced_share=MAX_REPLACED_SHARE, seed=seed)
+        measured, curve = measure_scurve(planted.texts, planted.pairs, params, num_bins=NUM_BINS)
+        return write_curve(folder, measured, curve, params)
+
+    return stage.materialize(
+        asset="minhash_signatures",
+        unit=SCURVE,
+        inputs={"rows": raw_row_groups.digest},
+        parameters={
+            **family,
+            "texts": NUM_TEXTS,
+            "copies_per_text": COPIES_PER_TEXT,
+            "words": [MIN_WORDS, MAX_WORDS],
+            "max_replaced_share": MAX_REPLACED_SHARE,
+            "bins": NUM_BINS,
+            "planting_seed": seed,
+        },
+        version=SCURVE_VERSION,
+        write=write,
+    )
+
+
+def _drawn_texts(stage: Stage, order: npt.NDArray[np.int64], units: list[ArtifactRef]) -> list[str]:
+    """The first distinct texts of enough words, cut to a few hundred, when documents are taken in `order`."""
+    texts: dict[str, None] = {}
+    for start in range(0, len(order), NUM_TEXTS):
+        for text in _texts_of(stage, units, order[start : start + NUM_TEXTS]):
+            found = middle_words(text, MAX_WORDS)
+            if len(found) >= MIN_WORDS:
+                texts[" ".join(found)] = None
+        if len(texts) >= NUM_TEXTS:
+            break
+    return list(texts)[:NUM_TEXTS]
+
+
+def _texts_of(stage: Stage, units: list[ArtifactRef], documents: npt.NDArray[np.int64]) -> Iterator[str]:
+    """Texts of documents, which are numbered unit after unit, in the order given."""
+    firsts = np.cumsum([0, *(unit.counts["documents"] for unit in units)])
+    unit_of = np.searchsorted(firsts, documents, side="right") - 1
+    texts = np.empty(len(documents), object)
+    for unit in np.unique(unit_of).tolist():
+        rows = documents[unit_of == unit] - firsts[unit]
+        table = read_rows(stage.folder(units[unit]) / ROWS_NAME, rows, ["text"])
+        texts[unit_of == unit] = table.column("text").to_pylist()
+    return iter(texts.tolist())
+
+
+def write_curve(
+    folder: Path, measured: MeasuredPairs, curve: ScurveMeasurement, params: MinHashParams
+) -> dict[str, Any]:
+    """Write the pairs, the table of bins and the picture; returns the counts for the manifest."""
+    pairs = {
+        "original": pa.array(measured.original, pa.int32()),
+        "similarity": pa.array(measured.similarity),
+        "num_equal": pa.array(measured.num_equal, pa.int32()),
+        "flagged": pa.array(measured.is_flagged),
+    }
+    write_table(pa.table(pairs), folder / PAIRS_NAME)
+    write_json([asdict(one) for one in curve.bins], folder / BINS_NAME)
+    (folder / PICTURE_NAME).write_bytes(_picture(curve, params))
+    return {
+        "texts": curve.num_texts,
+        "pairs": curve.num_pairs,
+        "flagged": curve.num_flagged,
+        "max_abs_z": curve.max_abs_z,
+        "signature_error": curve.signature_error,
+        "expected_error": curve.expected_error,
+        "mean_bias": curve.mean_bias,
+    }
+
+
+def _picture(curve: ScurveMeasurement, params: MinHashParams) -> bytes:
+    similarities = np.linspace(0, 1, 201)
+    formula = np.asarray(collision_probability(similarities, params.num_bands, params.rows_per_band))
+    return interval_picture(
+        f"{curve.num_pairs:,} planted near-copies, with 95 % intervals",
+        "Jaccard similarity s",
+        "share flagged",
+        (f"1 - (1 - s^{params.rows_per_band})^{params.num_bands}", similarities.tolist(), formula.tolist()),
+        (
+            "measured",
+            [one.similarity for one in curve.bins],
+            [one.flagged for one in curve.bins],
+            [(one.low, one.high) for one in curve.bins],
+        ),
+    )
+
+
+def curve_of(stage: Stage, minhash_signatures: ArtifactRef) -> ArtifactRef:
+    """The curve that was sealed with the signatures; its counts are in its manifest. StateMismatch where none was."""
+    folder, manifest = stage.open(minhash_signatures)
+    listed = manifest.inputs.get("plans", ())
+    if len(listed) != 1:
+        raise StateMismatch(
+            f"{folder}: expected one measured curve sealed with the signatures, found {len(listed)}."
+            " An earlier version sealed them; materialize minhash_signatures again."
+        )
+    return ArtifactRef(**listed[0], asset=minhash_signatures.asset, counts={}, outcome="reused", seconds=0.0)
+
+
+def curve_metadata(stage: Stage, curve: ArtifactRef) -> dict[str, Any]:
+    """Picture, table and numbers for the asset's page."""
+    folder = stage.folder(curve)
+    picture = (folder / PICTURE_NAME).read_bytes()
+    return {
+        "scurve": picture_metadata(picture, "share of planted near-copies flagged, over the formula's curve"),
+        "scurve_table": rows_metadata([curve_row(one) for one in read_json(folder / BINS_NAME)]),
+        **{f"scurve_{name}": number for name, number in curve.counts.items()},
+    }
+
+
+def curve_row(one: Mapping[str, Any]) -> dict[str, float]:
+    """A stored bin as a row for people."""
+    return {
+        "similarity": round(one["similarity"], 3),
+        "pairs": one["num_pairs"],
+        "flagged": round(one["num_flagged"] / one["num_pairs"], 4),
+        "predicted": round(one["predicted"], 4),
+        "low": round(one["low"], 4),
+        "high": round(one["high"], 4),
+    }
