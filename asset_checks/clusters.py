@@ -7,25 +7,28 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from asset_checks.similarity import Runs, are_alike, items_in, searched_runs, texts_of, word_runs
 from asset_checks.verdicts import MAX_EXAMPLES, Verdict, law, verdict_of
-from pipeline_assets.clusters import EVIDENCE_NAME, HITS_NAME, slice_name, split_units
-from pipeline_assets.recipe import TokenizerSample
+from pipeline_assets.clusters import slice_name, split_units
+from pipeline_assets.corpus import Corpus
+from pipeline_assets.duplicates import EVIDENCE_NAME
+from pipeline_assets.recipe import Dedup, TokenizerSample
+from pipeline_assets.reference_hits import HITS_NAME
 from pipeline_assets.signatures import SIGNATURES, minhash_params
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage, units_in
-from pipeline_assets.transforms.minhash import MinHashParams, sign_documents
 from pipeline_assets.transforms.rows import doc_id_matrix
-from pipeline_assets.transforms.scurve import measure_scurve, plant_pairs
-from pipeline_assets.transforms.words import words
+from pipeline_assets.transforms.verify import MAX_COMPARED
 from resources.artifact_store import ArtifactRef
-from training_io.hashing import derive_seed
 
 MAX_REMOVED_SHARE = 0.5
 MAX_CLUSTER_SHARE = 0.05
 SMALL_CLUSTER = 100
-SCURVE_TEXTS = 200
-SCURVE_COPIES = 20
-SCURVE_MAX_WORDS = 200
+DUPLICATES = ("exact_duplicate", "near_duplicate")
+MAX_VERIFIED_CLUSTERS = 100  # recounted with Python sets, and of so many members at most
+MAX_VERIFIED_CLUSTER = 64
+MAX_VERIFIED_PAIRS = 200
+MAX_SEARCHED = 300  # documents whose runs of words are recounted
 
 
 def every_row_has_one_decision(stage: Stage, lsh_clusters: ArtifactRef, raw_row_groups: ArtifactRef) -> Verdict:
@@ -42,20 +45,39 @@ def every_row_has_one_decision(stage: Stage, lsh_clusters: ArtifactRef, raw_row_
 
 
 def one_document_is_kept_per_cluster(stage: Stage, lsh_clusters: ArtifactRef, raw_row_groups: ArtifactRef) -> Verdict:
-    """In each cluster exactly one row is kept (none where a reference set excludes it; every row in mode off)."""
+    """In each cluster exactly one row is kept (none where a reference set excludes it; every row in mode off).
+
+    Where near-copies are removed within a crawl only, at least one is, and no text twice.
+    """
     table = decisions(stage, lsh_clusters, raw_row_groups)
     clusters = table.column("cluster_id").to_pylist()
-    kept = Counter(cluster for cluster, used in zip(clusters, table.column("kept").to_pylist(), strict=True) if used)
+    used = table.column("kept").to_pylist()
+    kept = Counter(cluster for cluster, is_kept in zip(clusters, used, strict=True) if is_kept)
     size = Counter(clusters)
     reasons = table.column("reason").to_pylist()
     excluded = {cluster for cluster, reason in zip(clusters, reasons, strict=True) if reason == "reference"}
-    is_off = stage.recipe.dedup.mode == "off"
+    dedup = stage.recipe.dedup
+    texts = Counter(text for text, is_kept in zip(table.column("doc_id").to_pylist(), used, strict=True) if is_kept)
     violations = [
-        f"cluster {cluster.hex()[:16]} of {size[cluster]:,} rows: expected {expected:,} kept, found {kept[cluster]:,}"
-        for cluster in size
-        if kept[cluster] != (expected := 0 if cluster in excluded else size[cluster] if is_off else 1)
+        f"text {text.hex()[:16]}: expected once, found {count:,} times among the kept"
+        for text, count in texts.items()
+        if count > 1 and dedup.mode != "off"
+    ]
+    violations += [
+        f"cluster {cluster.hex()[:16]} of {rows:,} rows: expected {limits.start:,} kept, found {kept[cluster]:,}"
+        for cluster, rows in size.items()
+        if kept[cluster] not in (limits := _kept_of(dedup, rows, cluster in excluded))
     ]
     return verdict_of("one kept document a cluster", violations, f"{len(size):,} clusters")
+
+
+def _kept_of(dedup: Dedup, rows: int, is_excluded: bool) -> range:
+    """How many of a cluster's rows may be kept."""
+    if is_excluded:
+        return range(1)
+    if dedup.mode == "off":
+        return range(rows, rows + 1)
+    return range(1, rows + 1) if dedup.scope == "dump" else range(1, 2)
 
 
 def clusters_are_connected_components(
@@ -63,17 +85,31 @@ def clusters_are_connected_components(
 ) -> Verdict:
     """Recounted from the whole signatures: rows with 8 equal values in a band, or equal texts, are in one component.
 
-    The route is another one: no band keys and no buckets, but the bands' raw bytes, and scipy's components.
+    The route is another one: no band keys and no buckets, but the bands' raw bytes, and scipy's components. Verified
+    edges are recounted on a sample, with Python sets of words.
     """
     table = decisions(stage, lsh_clusters, raw_row_groups)
     doc_ids = doc_id_matrix(table.column("doc_id"))
-    edges = [_equal_rows(doc_ids)]
-    if stage.recipe.dedup.mode != "exact":
-        corpus, _ = split_units(units_in(stage, minhash_signatures))
-        signatures = np.concatenate([stage.array(unit, SIGNATURES) for unit in corpus])
-        edges += [_equal_rows(band) for band in bands_of(signatures, minhash_params(stage.recipe).rows_per_band)]
-    labels = _components(len(doc_ids), np.concatenate(edges))
     claimed = np.unique(doc_id_matrix(table.column("cluster_id")), axis=0, return_inverse=True)[1].ravel()
+    dedup = stage.recipe.dedup
+    corpus = Corpus(stage, units_in(stage, raw_row_groups), split_units(units_in(stage, minhash_signatures))[0])
+    bands = []
+    if dedup.mode != "exact":
+        signatures = np.concatenate([stage.array(unit, SIGNATURES) for unit in corpus.signed])
+        bands = list(bands_of(signatures, minhash_params(stage.recipe).rows_per_band))
+    if dedup.verify_jaccard is not None:
+        violations = verified_differently(corpus, doc_ids, claimed, bands, dedup.verify_jaccard)
+    else:
+        edges = np.concatenate([_equal_rows(doc_ids), *map(_equal_rows, bands)])
+        violations = _other_partition(doc_ids, _components(len(doc_ids), edges), claimed)
+    if dedup.scope == "dump":
+        violations += _removed_across_dumps(corpus, table, doc_ids, bands)
+    return verdict_of("clusters = components of the bucket graph", violations, f"{claimed.max() + 1:,} clusters")
+
+
+def _other_partition(
+    doc_ids: npt.NDArray[np.uint8], labels: npt.NDArray[np.int32], claimed: npt.NDArray[np.int64]
+) -> list[str]:
     pairs = np.unique(np.column_stack([labels, claimed]), axis=0)
     spread = np.flatnonzero(np.bincount(pairs[:, 0]) > 1)
     joined = np.flatnonzero(np.bincount(pairs[:, 1]) > 1)
@@ -81,11 +117,98 @@ def clusters_are_connected_components(
         f"the component of document {doc_ids[np.argmax(labels == label)].tobytes().hex()[:16]} is spread over clusters"
         for label in spread
     ]
-    violations += [
+    return violations + [
         f"the cluster of document {doc_ids[np.argmax(claimed == cluster)].tobytes().hex()[:16]} joins components"
         for cluster in joined
     ]
-    return verdict_of("clusters = components of the bucket graph", violations, f"{claimed.max() + 1:,} clusters")
+
+
+def _removed_across_dumps(
+    corpus: Corpus, table: pa.Table, doc_ids: npt.NDArray[np.uint8], bands: list[npt.NDArray[np.uint8]]
+) -> list[str]:
+    """Removed rows of which no copy, in any crawl, is in one component of that crawl with the kept document."""
+    crawls = np.unique(corpus.column("dump").fill_null("").to_pylist(), return_inverse=True)[1].astype(np.uint32)
+    crawl_bytes = np.ascontiguousarray(crawls[:, None]).view(np.uint8)
+    rows = [np.hstack([band, crawl_bytes]) for band in (*bands, doc_ids)]
+    labels = _components(len(doc_ids), np.concatenate([_equal_rows(row) for row in rows])).tolist()
+    texts, used = table.column("doc_id").to_pylist(), table.column("kept").to_pylist()
+    label_of_kept = {text: label for text, label, is_kept in zip(texts, labels, used, strict=True) if is_kept}
+    components: dict[bytes, set[int]] = {}
+    for text, label in zip(texts, labels, strict=True):
+        components.setdefault(text, set()).add(label)
+    return [
+        f"{text.hex()[:16]} was removed for {kept.hex()[:16]}, which no crawl connects to it"
+        for text, kept, reason in zip(
+            texts, table.column("kept_doc_id").to_pylist(), table.column("reason").to_pylist(), strict=True
+        )
+        if reason in DUPLICATES and label_of_kept.get(kept) not in components[text]
+    ]
+
+
+def verified_differently(
+    corpus: Corpus,
+    doc_ids: npt.NDArray[np.uint8],
+    claimed: npt.NDArray[np.int64],
+    bands: list[npt.NDArray[np.uint8]],
+    threshold: float,
+) -> list[str]:
+    """A sample of clusters that verified pairs do not connect, and of verified pairs that lie in two clusters."""
+    alike = _Alike(corpus, threshold)
+    violations = []
+    groups = [numbers for numbers in _sampled_groups(claimed) if len(numbers) <= MAX_VERIFIED_CLUSTER]
+    for members in groups:
+        candidates = [
+            (a, b) for at, a in enumerate(members) for b in members[at + 1 :] if _shares(bands, doc_ids, a, b)
+        ]
+        edges = [(members.index(a), members.index(b)) for a, b in candidates if alike(a, b)]
+        if len(set(_components(len(members), np.array(edges, np.int64).reshape(-1, 2)).tolist())) > 1:
+            violations.append(
+                f"the cluster of {doc_ids[members[0]].tobytes().hex()[:16]} joins texts that are not alike"
+            )
+    for a, b in _split_neighbours(bands, claimed):
+        if alike(a, b):
+            names = [doc_ids[number].tobytes().hex()[:16] for number in (a, b)]
+            violations.append(f"{names[0]} and {names[1]} are alike, share a band and are in two clusters")
+    return violations
+
+
+class _Alike:
+    """Whether two documents of a corpus are alike; texts are read once."""
+
+    def __init__(self, corpus: Corpus, threshold: float) -> None:
+        self.corpus, self.threshold = corpus, threshold
+        self.runs: dict[int, Runs] = {}
+
+    def __call__(self, first: int, second: int) -> bool:
+        return are_alike(self._runs(first), self._runs(second), self.threshold)
+
+    def _runs(self, number: int) -> Runs:
+        if number not in self.runs:
+            text = self.corpus.rows(np.array([number]), ["text"]).column("text")[0].as_py()
+            self.runs[number] = word_runs(text, self.corpus.stage.recipe.dedup.ngram)
+        return self.runs[number]
+
+
+def _sampled_groups(claimed: npt.NDArray[np.int64]) -> list[list[int]]:
+    """The members of the first clusters of two or more: clusters are numbered by their ids, which are hashes."""
+    shared = np.flatnonzero(np.bincount(claimed) > 1)[:MAX_VERIFIED_CLUSTERS]
+    return [np.flatnonzero(claimed == cluster).tolist() for cluster in shared.tolist()]
+
+
+def _shares(bands: list[npt.NDArray[np.uint8]], doc_ids: npt.NDArray[np.uint8], first: int, second: int) -> bool:
+    return any(bool((band[first] == band[second]).all()) for band in (doc_ids, *bands))
+
+
+def _split_neighbours(bands: list[npt.NDArray[np.uint8]], claimed: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Neighbours of two clusters in small groups of equal bands: larger groups are not compared in full."""
+    found: set[tuple[int, int]] = set()
+    for band in bands:
+        _, group, size = np.unique(band, axis=0, return_inverse=True, return_counts=True)
+        pairs = _equal_rows(band)
+        is_small = size[group.ravel()[pairs[:, 0]]] <= MAX_COMPARED
+        pairs = pairs[is_small & (claimed[pairs[:, 0]] != claimed[pairs[:, 1]])]
+        found.update(map(tuple, np.sort(pairs, axis=1).tolist()))
+    return sorted(found)[:MAX_VERIFIED_PAIRS]
 
 
 def bands_of(signatures: npt.NDArray[np.uint32], rows_per_band: int) -> Iterator[npt.NDArray[np.uint8]]:
@@ -118,11 +241,7 @@ def every_removal_has_evidence(stage: Stage, lsh_clusters: ArtifactRef, raw_row_
     """The evidence names each removed row once, with the document kept in its place."""
     table = decisions(stage, lsh_clusters, raw_row_groups)
     columns = [table.column(name).to_pylist() for name in ("doc_id", "kept_doc_id", "reason")]
-    removed = Counter(
-        (doc_id, kept)
-        for doc_id, kept, reason in zip(*columns, strict=True)
-        if reason in ("exact_duplicate", "near_duplicate")
-    )
+    removed = Counter((doc_id, kept) for doc_id, kept, reason in zip(*columns, strict=True) if reason in DUPLICATES)
     rows = stage.table(lsh_clusters, EVIDENCE_NAME, ["removed_doc_id", "kept_doc_id"])
     evidence = Counter(
         zip(rows.column("removed_doc_id").to_pylist(), rows.column("kept_doc_id").to_pylist(), strict=True)
@@ -133,7 +252,27 @@ def every_removal_has_evidence(stage: Stage, lsh_clusters: ArtifactRef, raw_row_
         f" {evidence[doc_id, kept]} evidence rows"
         for doc_id, kept in differing
     ]
+    violations += _excluded_without_a_hit(stage, lsh_clusters, table)
     return verdict_of("one row of evidence a removal", violations, f"{removed.total():,} removals")
+
+
+def _excluded_without_a_hit(stage: Stage, lsh_clusters: ArtifactRef, table: pa.Table) -> list[str]:
+    """Clusters that a reference set removed although none of their documents is a hit of a set that excludes."""
+    excluding = {reference.name for reference in stage.recipe.references if reference.action == "exclude"}
+    hits = stage.table(lsh_clusters, HITS_NAME, ["reference_set", "doc_id"])
+    hit = {
+        doc_id
+        for name, doc_id in zip(*(hits.column(name).to_pylist() for name in hits.column_names), strict=True)
+        if name in excluding
+    }
+    columns = [table.column(name).to_pylist() for name in ("doc_id", "cluster_id", "reason")]
+    rows = list(zip(*columns, strict=True))
+    proven = {cluster for doc_id, cluster, _ in rows if doc_id in hit}
+    return [
+        f"{doc_id.hex()[:16]} was removed for a reference, but no document of its cluster is a hit"
+        for doc_id, cluster, reason in rows
+        if reason == "reference" and cluster not in proven
+    ]
 
 
 def reference_texts_are_found(
@@ -145,10 +284,10 @@ def reference_texts_are_found(
     hits = stage.table(lsh_clusters, HITS_NAME)
     exact = {
         (name, text)
-        for name, text, is_exact in zip(
-            *(hits.column(name).to_pylist() for name in ("reference_set", "reference_doc_id", "exact")), strict=True
+        for name, text, kind in zip(
+            *(hits.column(name).to_pylist() for name in ("reference_set", "reference_doc_id", "kind")), strict=True
         )
-        if is_exact
+        if kind == "exact"
     }
     violations, known = [], 0
     for reference in stage.recipe.references:
@@ -165,74 +304,33 @@ def reference_texts_are_found(
         ]
         if isinstance(reference, TokenizerSample) and len(inside) != len(texts):
             violations.append(f"{reference.name}: {len(texts) - len(inside):,} of its texts are not in the corpus")
+    violations += _overlaps_found_otherwise(stage, lsh_clusters, reference_sets, raw_row_groups, sorted(barred))
     return verdict_of("every reference text of the corpus is found and barred", violations, f"{known:,} known texts")
 
 
-def s_curve_matches_formula(stage: Stage, minhash_signatures: ArtifactRef, raw_row_groups: ArtifactRef) -> Verdict:
-    """Planted pairs are flagged as often as 1 - (1 - s^rows)^bands says, and signatures err as much as they should."""
-    params = minhash_params(stage.recipe)
-    seed = derive_seed(stage.recipe.seed, "scurve")
-    expected = f"share flagged = 1 - (1 - s^{params.rows_per_band})^{params.num_bands} at every similarity s"
-    texts = _some_texts(stage, raw_row_groups)
-    if not texts:
-        return Verdict(expected=expected, found="no text has a word: nothing can be measured", num_violations=1)
-    differing = _signed_differently(stage, minhash_signatures, raw_row_groups, params)
-    planted = plant_pairs(texts, copies_per_text=SCURVE_COPIES, max_replaced_share=0.12, seed=seed)
-    measured = measure_scurve(planted.texts, planted.pairs, params)
-    bins = [
-        {
-            "similarity": round(part.centre, 3),
-            "pairs": part.num_pairs,
-            "flagged": round(part.flagged, 4),
-            "predicted": round(part.predicted, 4),
-            "low": round(part.low, 4),
-            "high": round(part.high, 4),
-        }
-        for part in measured.bins
-    ]
-    return Verdict(
-        expected=f"{expected}, and stored signatures of that family",
-        found=f"largest deviation {measured.max_abs_z:.1f} standard errors, signature error"
-        f" {measured.error_ratio:.2f} times the expected one, over {measured.num_pairs:,} planted pairs;"
-        f" {len(differing):,} stored signatures are others",
-        num_violations=int(not measured.agrees) + len(differing),
-        examples=[{"violation": violation} for violation in differing] or bins,
-        numbers={"max_abs_z": measured.max_abs_z, "signature_error_ratio": measured.error_ratio},
-    )
-
-
-def _some_texts(stage: Stage, raw_row_groups: ArtifactRef) -> list[str]:
-    """The units' first texts that have words, cut to a few hundred: enough for a curve, whatever the corpus's size."""
-    texts: list[str] = []
-    for unit in units_in(stage, raw_row_groups):
-        for batch in stage.table(unit, ROWS_NAME, ["text"]).to_batches():
-            for text in batch.column("text").to_pylist():
-                cut = " ".join(text.split()[:SCURVE_MAX_WORDS])
-                if not words(cut):
-                    continue  # two texts without words have no similarity, and are never compared
-                texts.append(cut)
-                if len(texts) == SCURVE_TEXTS:
-                    return texts
-    return texts
-
-
-def _signed_differently(
-    stage: Stage, minhash_signatures: ArtifactRef, raw_row_groups: ArtifactRef, params: MinHashParams
+def _overlaps_found_otherwise(
+    stage: Stage,
+    lsh_clusters: ArtifactRef,
+    reference_sets: ArtifactRef,
+    raw_row_groups: ArtifactRef,
+    doc_ids: list[bytes],
 ) -> list[str]:
-    """The units' first rows whose stored signature is not what the text gives when it is signed again by itself."""
-    violations, left = [], SCURVE_TEXTS
-    stored = {unit.unit: unit for unit in units_in(stage, minhash_signatures)}
-    for unit in units_in(stage, raw_row_groups):
-        rows = stage.table(unit, ROWS_NAME, ["doc_id", "text"]).slice(0, left)
-        again, _ = sign_documents(rows.column("text"), params)
-        differing = np.flatnonzero((stage.array(stored[unit.unit], SIGNATURES)[: rows.num_rows] != again).any(axis=1))
-        violations += [
-            f"{unit.unit}: the stored signature of {rows.column('doc_id')[row].as_py().hex()[:16]} is another"
-            for row in differing.tolist()
-        ]
-        left -= rows.num_rows
-        if not left:
-            break
+    """Hits by runs of words, recounted with Python sets on a sample of the hits and of all documents."""
+    violations: list[str] = []
+    recorded = stage.table(lsh_clusters, HITS_NAME).to_pylist()
+    for name, runs in searched_runs(stage, lsh_clusters, reference_sets).items():
+        hits: dict[bytes, dict[bytes, int]] = {}
+        for row in recorded:
+            if row["reference_set"] == name and row["kind"] == "overlap":
+                hits.setdefault(row["doc_id"], {})[row["reference_doc_id"]] = row["num_ngrams"]
+        sample = {*doc_ids[:MAX_SEARCHED], *sorted(hits)[:MAX_SEARCHED]}
+        for document, text in sorted(texts_of(stage, raw_row_groups, sample).items()):
+            expected = {item: len(found) for item, found in items_in(text, runs).items()}
+            if expected != (found := hits.get(document, {})):
+                violations.append(
+                    f"{name}: {document.hex()[:16]} holds runs of words of {len(expected):,} texts,"
+                    f" the hits name {len(found):,}, or other numbers of runs"
+                )
     return violations
 
 
@@ -273,12 +371,6 @@ def decisions(stage: Stage, lsh_clusters: ArtifactRef, raw_row_groups: ArtifactR
 AGAIN = "Materialize lsh_clusters again; if it fails again, report it."
 
 CHECKS = [
-    law(
-        s_curve_matches_formula,
-        blocking=False,
-        description="Warns when near-duplicates are found more or less often than the bands promise: the hash family "
-        "or the parameters are wrong, and removal cannot be trusted. Compare the table with the formula.",
-    ),
     law(
         every_row_has_one_decision,
         blocking=True,

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from asset_checks.similarity import are_alike, items_in, searched_runs, texts_of, word_runs
 from asset_checks.verdicts import Verdict, law, verdict_of
 from pipeline_assets.clusters import slice_name, split_units
+from pipeline_assets.corpus import Corpus
 from pipeline_assets.recipe import FractionSplit
-from pipeline_assets.signatures import DOC_IDS as CORPUS_DOC_IDS
 from pipeline_assets.signatures import SIGNATURES, minhash_params
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.splits import TABLE_NAME
@@ -23,6 +24,7 @@ from resources.artifact_store import ArtifactRef
 from training_io.hashing import derive_seed, keyed_hash
 
 USED_REASON = "used"
+MAX_SEARCHED = 1_000  # documents whose runs of words are compared with those of references
 
 
 def no_document_is_in_two_splits(stage: Stage, split_documents: ArtifactRef) -> Verdict:
@@ -45,15 +47,17 @@ def no_reference_text_is_in_validation(
     reference_sets: ArtifactRef,
     lsh_clusters: ArtifactRef,
     minhash_signatures: ArtifactRef,
+    raw_row_groups: ArtifactRef,
 ) -> Verdict:
     """Neither a reference text, nor a text with a band of one, nor another of such a text's cluster, is in validation.
 
     Bands are compared again as the signatures' raw bytes; the hits that clustering recorded are not believed.
     """
     cluster_of = _cluster_of_documents(stage, split_documents, lsh_clusters)
-    near = _documents_near_references(stage, minhash_signatures)
+    near = _documents_near_references(stage, reference_sets, raw_row_groups, minhash_signatures)
     for reference in stage.recipe.references:
         near |= set(stage.table(reference_sets, f"{reference.name}.parquet", ["doc_id"]).column("doc_id").to_pylist())
+    near |= _documents_with_runs_of_references(stage, lsh_clusters, reference_sets, raw_row_groups, cluster_of)
     held_out = {cluster_of[doc_id] for doc_id in near & cluster_of.keys()}
     judged = [row for row in _split_of_documents(stage, split_documents) if row[1] != SPLITS[0]]
     violations = [
@@ -64,23 +68,68 @@ def no_reference_text_is_in_validation(
     return verdict_of("no reference text or near copy in validation or test", violations, f"{len(judged):,} documents")
 
 
-def _documents_near_references(stage: Stage, minhash_signatures: ArtifactRef) -> set[bytes]:
-    """Documents of the corpus that agree with a reference text in all values of some band."""
-    corpus, references = split_units(units_in(stage, minhash_signatures))
-    if not references:
-        return set()
-    rows_per_band = minhash_params(stage.recipe).rows_per_band
-    wanted = np.concatenate([stage.array(unit, SIGNATURES) for unit in references])
-    wanted = wanted[(wanted != 0xFFFFFFFF).any(axis=1)]
+def _documents_near_references(
+    stage: Stage, reference_sets: ArtifactRef, raw_row_groups: ArtifactRef, minhash_signatures: ArtifactRef
+) -> set[bytes]:
+    """Documents of the corpus that agree with a reference text in all values of some band, and are alike if asked."""
+    signed, references = split_units(units_in(stage, minhash_signatures))
+    corpus = Corpus(stage, units_in(stage, raw_row_groups), signed)
+    pairs = _pairs_in_a_band(stage, signed, references)
+    threshold, ngram = stage.recipe.dedup.verify_jaccard, stage.recipe.dedup.ngram
+    if threshold is None or not pairs:
+        return {corpus.doc_ids[document].tobytes() for _, document in pairs}
+    tables = [stage.table(reference_sets, f"{one.name}.parquet", ["text"]) for one in stage.recipe.references]
+    texts = [text for table in tables for text in table.column("text").to_pylist()]
+    documents = sorted({document for _, document in pairs})
+    rows = corpus.rows(np.array(documents), ["text"]).column("text").to_pylist()
+    runs = {document: word_runs(text, ngram) for document, text in zip(documents, rows, strict=True)}
+    held_out = {number: word_runs(texts[number], ngram) for number, _ in pairs}
+    return {
+        corpus.doc_ids[document].tobytes()
+        for number, document in pairs
+        if are_alike(held_out[number], runs[document], threshold)
+    }
+
+
+def _documents_with_runs_of_references(
+    stage: Stage,
+    lsh_clusters: ArtifactRef,
+    reference_sets: ArtifactRef,
+    raw_row_groups: ArtifactRef,
+    documents: Iterable[bytes],
+) -> set[bytes]:
+    """Of the first documents by id, those that hold a run of words of a text that is searched for by overlap."""
     found: set[bytes] = set()
-    for unit in corpus:
-        signatures, doc_ids = stage.array(unit, SIGNATURES), stage.array(unit, CORPUS_DOC_IDS)
-        for start in range(0, signatures.shape[1], rows_per_band):
-            texts, banned = (
-                np.ascontiguousarray(values[:, start : start + rows_per_band]).view(f"V{4 * rows_per_band}").ravel()
-                for values in (signatures, wanted)
+    for runs in searched_runs(stage, lsh_clusters, reference_sets).values():
+        texts = texts_of(stage, raw_row_groups, sorted(documents)[:MAX_SEARCHED])
+        found |= {doc_id for doc_id, text in texts.items() if items_in(text, runs)}
+    return found
+
+
+def _pairs_in_a_band(stage: Stage, signed: list[ArtifactRef], references: list[ArtifactRef]) -> set[tuple[int, int]]:
+    """(Reference text, document) by number, of those that agree in all values of a band."""
+    rows_per_band = minhash_params(stage.recipe).rows_per_band
+    found: set[tuple[int, int]] = set()
+    if not references:
+        return found
+    wanted = np.concatenate([stage.array(unit, SIGNATURES) for unit in references])
+    with_words = np.flatnonzero((wanted != 0xFFFFFFFF).any(axis=1)).tolist()
+    bands = range(0, wanted.shape[1], rows_per_band)
+    held_out: list[dict[bytes, list[int]]] = [{} for _ in bands]
+    for number in with_words:
+        for band, start in enumerate(bands):
+            held_out[band].setdefault(wanted[number, start : start + rows_per_band].tobytes(), []).append(number)
+    first = 0
+    for unit in signed:
+        signatures = stage.array(unit, SIGNATURES)
+        for band, start in enumerate(bands):
+            keys = (
+                np.ascontiguousarray(signatures[:, start : start + rows_per_band]).view(f"V{4 * rows_per_band}").ravel()
             )
-            found |= {doc_ids[row].tobytes() for row in np.flatnonzero(np.isin(texts, banned))}
+            known = np.array(list(held_out[band]), keys.dtype)
+            for row in np.flatnonzero(np.isin(keys, known)).tolist():
+                found.update((number, first + row) for number in held_out[band][keys[row].tobytes()])
+        first += len(signatures)
     return found
 
 
@@ -157,7 +206,7 @@ def documents_are_in_the_split_of_the_rule(
         slices = stage.table(lsh_clusters, slice_name(unit.unit), ["doc_id", "barred"])
         barred = dict(zip(slices.column("doc_id").to_pylist(), slices.column("barred").to_pylist(), strict=True))
         table = stage.table(unit, TABLE_NAME, ["doc_id", "cluster_id", "split"])
-        key = "cluster_id" if stage.recipe.dedup.mode == "off" else "doc_id"
+        key = "cluster_id" if stage.recipe.dedup.splits_by_cluster else "doc_id"
         hashes = keyed_hash(doc_id_matrix(table.column(key)), derive_seed(assignment.seed, "split")).tolist()
         for row, number in zip(table.to_pylist(), hashes, strict=True):
             wanted = SPLITS[0] if barred[row["doc_id"]] else _split_of(number, assignment)

@@ -6,6 +6,7 @@ stripes, the buckets and the workers. Each raw unit gets its own slice of the re
 a thousand units downstream.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,24 @@ import dagster as dg
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from pipeline_assets.corpus import Corpus
+from pipeline_assets.duplicates import BY_PAIR_NAME, EVIDENCE_NAME, EXAMPLES_NAME, LARGEST_NAME, write_duplicates
+from pipeline_assets.recipe import MAX_STEPS_PER_FAN_OUT, ReferenceFile, TokenizerSample
+from pipeline_assets.reference_hits import (
+    BOILERPLATE_NAME,
+    HITS_NAME,
+    all_hits,
+    hit_table,
+    plan_searches,
+    reference_counts,
+    reference_texts,
+    search_unit,
+)
 from pipeline_assets.report import asset_metadata, bar_picture, picture_metadata, rows_metadata, table_metadata
-from pipeline_assets.schemas import Clusters, Evidence, ReferenceHits, arrow_schema, validated
-from pipeline_assets.signatures import DOC_IDS, KEY_ROWS, KEYS, REFERENCE_PREFIX, SIGNATURES, minhash_params
-from pipeline_assets.source import ROWS_NAME, document_coordinates, pool_names
+from pipeline_assets.schemas import Clusters, ReferenceHits, arrow_schema, validated
+from pipeline_assets.signatures import KEY_ROWS, KEYS, REFERENCE_PREFIX
+from pipeline_assets.source import document_coordinates, pool_names
 from pipeline_assets.stripes import (
     Sealed,
     Stage,
@@ -31,25 +44,35 @@ from pipeline_assets.stripes import (
     units_in,
 )
 from pipeline_assets.transforms.clusters import (
+    KEPT,
     REASONS,
     Decisions,
     Documents,
+    DumpScope,
     decide,
+    match_all_references,
     match_references,
     names_of_bits,
     size_table,
 )
-from pipeline_assets.transforms.jaccard import jaccard_of_pairs
-from pipeline_assets.transforms.lsh import bucket_bounds, shared_bands, star_edges
+from pipeline_assets.transforms.duplicates import keys_within
+from pipeline_assets.transforms.keep import Preferences, preferences
+from pipeline_assets.transforms.lsh import NO_KEY, bucket_bounds, star_edges
 from pipeline_assets.transforms.rows import doc_id_array
+from pipeline_assets.transforms.verify import verified_edges
 from resources.artifact_store import ArtifactRef, unit_inputs
 from resources.tables import write_array, write_table
-from training_io.hashing import derive_seed
+from training_io.hashing import derive_seed, keyed_hash
 
-CLUSTERS_VERSION = 1
-EDGES, HITS = "edges.npy", "reference_hits.npy"
-EVIDENCE_NAME, HITS_NAME = "evidence.parquet", "reference_hits.parquet"
+CLUSTERS_VERSION = 2
+EDGES, DUMP_EDGES, HITS = "edges.npy", "edges_within_dumps.npy", "reference_hits.npy"
+BUCKET_PREFIX = "bucket-"
+VERIFIED = ("pairs_compared", "pairs_verified", "documents_left_unverified")
 PICTURE_NAME = "cluster_sizes.png"
+TABLES = (EVIDENCE_NAME, EXAMPLES_NAME, LARGEST_NAME, BY_PAIR_NAME, HITS_NAME, BOILERPLATE_NAME)
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
 
 
 def slice_name(unit: str) -> str:
@@ -57,37 +80,99 @@ def slice_name(unit: str) -> str:
     return f"clusters/{unit}.parquet"
 
 
-def plan_buckets(stage: Stage, minhash_signatures: ArtifactRef) -> list[Task]:
-    """One unit a bucket; a small corpus has one bucket."""
-    buckets = [(minhash_signatures, bucket) for bucket in range(stage.recipe.dedup.num_buckets)]
-    return tasks_of(buckets, "buckets")
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """One bucket of band keys, and what it is made from."""
+
+    number: int
+    raw_row_groups: ArtifactRef
+    reference_sets: ArtifactRef
+    minhash_signatures: ArtifactRef
+
+
+def plan_buckets(
+    stage: Stage, raw_row_groups: ArtifactRef, reference_sets: ArtifactRef, minhash_signatures: ArtifactRef
+) -> list[Task]:
+    """One unit a bucket (a small corpus has one), and the searches for the reference sets' runs of words."""
+    buckets = [
+        Bucket(
+            number=number,
+            raw_row_groups=raw_row_groups,
+            reference_sets=reference_sets,
+            minhash_signatures=minhash_signatures,
+        )
+        for number in range(stage.recipe.dedup.num_buckets)
+    ]
+    most = MAX_STEPS_PER_FAN_OUT // 2
+    return tasks_of(buckets, "buckets", most) + plan_searches(stage, raw_row_groups, reference_sets, most)
 
 
 def build_buckets(stage: Stage, task: Task) -> list[ArtifactRef]:
-    """Sort each bucket and write its star edges and reference hits."""
-    return [_build_bucket(stage, signatures, bucket) for signatures, bucket in task.units]
+    """Sort each bucket and write its edges and reference hits; search units for runs of words."""
+    return [_build_bucket(stage, unit) if isinstance(unit, Bucket) else search_unit(stage, unit) for unit in task.units]
 
 
-def _build_bucket(stage: Stage, signatures: ArtifactRef, bucket: int) -> ArtifactRef:
-    num_buckets = stage.recipe.dedup.num_buckets
-
-    def write(folder: Path) -> dict[str, Any]:
-        corpus, references = split_units(units_in(stage, signatures))
-        keys, nodes = _bucket_of(stage, corpus, bucket)
-        edges = star_edges(keys, nodes)
-        hits = match_references(keys, nodes, *_bucket_of(stage, references, bucket))
-        write_array(edges, folder / EDGES)
-        write_array(hits, folder / HITS)
-        return {"band_keys": len(keys), "edges": len(edges), "reference_hits": len(hits)}
-
+def _build_bucket(stage: Stage, bucket: Bucket) -> ArtifactRef:
+    dedup = stage.recipe.dedup
+    reads_texts = dedup.verify_jaccard is not None
+    reads_rows = reads_texts or dedup.scope == "dump"
     return stage.materialize(
         asset="lsh_clusters",
-        unit=f"bucket-{bucket:05d}-of-{num_buckets:05d}",
-        inputs={"signatures": signatures.digest},
-        parameters={"bucket": bucket, "num_buckets": num_buckets},
+        unit=f"{BUCKET_PREFIX}{bucket.number:05d}-of-{dedup.num_buckets:05d}",
+        inputs={
+            "signatures": bucket.minhash_signatures.digest,
+            **({"rows": bucket.raw_row_groups.digest} if reads_rows else {}),
+            **({"references": bucket.reference_sets.digest} if reads_texts else {}),
+        },
+        parameters={
+            "bucket": bucket.number,
+            "num_buckets": dedup.num_buckets,
+            "scope": dedup.scope,
+            "verify_jaccard": dedup.verify_jaccard,
+        },
         version=CLUSTERS_VERSION,
-        write=write,
+        write=lambda folder: _write_bucket(stage, folder, bucket),
     )
+
+
+def _write_bucket(stage: Stage, folder: Path, bucket: Bucket) -> dict[str, Any]:
+    signed, references = split_units(units_in(stage, bucket.minhash_signatures))
+    corpus = Corpus(stage, units_in(stage, bucket.raw_row_groups), signed)
+    keys, nodes = _bucket_of(stage, signed, bucket.number)
+    edges, counts = _edges(stage, corpus, keys, nodes)
+    write_array(edges, folder / EDGES)
+    if stage.recipe.dedup.scope == "dump":
+        inside, _ = _edges(stage, corpus, keys_within(keys, corpus.codes("dump")[0][nodes], NO_KEY), nodes)
+        write_array(inside, folder / DUMP_EDGES)
+    hits = _hits(stage, corpus, bucket.reference_sets, keys, nodes, *_bucket_of(stage, references, bucket.number))
+    write_array(hits, folder / HITS)
+    return {"band_keys": len(keys), "edges": len(edges), "reference_hits": len(hits), **counts}
+
+
+def _edges(stage: Stage, corpus: Corpus, keys: U64, nodes: I64) -> tuple[I64, dict[str, int]]:
+    threshold = stage.recipe.dedup.verify_jaccard
+    if threshold is None:
+        return star_edges(keys, nodes), {}
+    edges, stats = verified_edges(keys, nodes, corpus.similarities, threshold)
+    return edges, dict(zip(VERIFIED, (stats.num_compared, stats.num_verified, stats.num_left), strict=True))
+
+
+def _hits(
+    stage: Stage,
+    corpus: Corpus,
+    reference_sets: ArtifactRef,
+    keys: U64,
+    nodes: I64,
+    reference_keys: U64,
+    reference_nodes: I64,
+) -> I64:
+    """Which references share a bucket with which documents; verified edges connect no whole bucket, so all of it."""
+    threshold = stage.recipe.dedup.verify_jaccard
+    if threshold is None or not len(reference_keys):
+        return match_references(keys, nodes, reference_keys, reference_nodes)
+    candidates = match_all_references(keys, nodes, reference_keys, reference_nodes)
+    similar = corpus.similarities_to(reference_texts(stage, reference_sets), candidates) >= threshold
+    return candidates[similar]
 
 
 def split_units(units: list[ArtifactRef]) -> tuple[list[ArtifactRef], list[ArtifactRef]]:
@@ -123,215 +208,153 @@ def seal_clusters(
     recipe = stage.recipe
     ref = stage.materialize(
         asset="lsh_clusters",
-        inputs={"units": unit_inputs(parts), "rows": raw_row_groups.digest, "signatures": minhash_signatures.digest},
+        inputs={
+            "units": unit_inputs(parts),
+            "rows": raw_row_groups.digest,
+            "signatures": minhash_signatures.digest,
+            "references": reference_sets.digest,
+        },
         parameters={
             "mode": recipe.dedup.mode,
+            "scope": recipe.dedup.scope,
+            "keep": recipe.dedup.keep,
             "seed": recipe.seed,
             "pools": pool_names(recipe),
-            "references": [[reference.name, reference.action] for reference in recipe.references],
+            "references": [_reference_parameters(reference) for reference in recipe.references],
         },
         version=CLUSTERS_VERSION,
-        write=lambda folder: _write_clusters(stage, folder, parts, raw_row_groups, minhash_signatures),
+        write=lambda folder: _write_clusters(stage, folder, parts, raw_row_groups, reference_sets, minhash_signatures),
     )
+    return Sealed(ref=ref, metadata=_metadata(stage, ref, parts, units_in(stage, raw_row_groups)))
+
+
+def _reference_parameters(reference: TokenizerSample | ReferenceFile) -> list[Any]:
+    universe = reference.universe_documents if isinstance(reference, ReferenceFile) else None
+    return [reference.name, reference.action, universe]
+
+
+def _metadata(stage: Stage, ref: ArtifactRef, parts: list[ArtifactRef], units: list[ArtifactRef]) -> dict[str, Any]:
     folder = stage.folder(ref)
-    units = units_in(stage, raw_row_groups)
-    metadata = asset_metadata(stage, ref, parts) | {
-        **table_metadata(Clusters, ref.counts["documents"], stage.table(ref, slice_name(units[0].unit))),
+    counts = ref.counts
+    removed = counts["exact_duplicate"] + counts["near_duplicate"]
+    by_pair = stage.table(ref, BY_PAIR_NAME).to_pylist()
+    return asset_metadata(stage, ref, parts) | {
+        **table_metadata(Clusters, counts["documents"], stage.table(ref, slice_name(units[0].unit))),
+        "removed_share_of_documents": removed / max(1, counts["documents"]),
+        "removed_share_of_bytes": counts["removed_bytes"] / max(1, counts["text_bytes"]),
         "cluster_sizes": picture_metadata((folder / PICTURE_NAME).read_bytes(), "clusters by number of documents"),
-        "evidence": rows_metadata(stage.table(ref, EVIDENCE_NAME).slice(0, 20).to_pylist()),
-        "reference_hits_by_set": rows_metadata(
-            [{"set": name, **counts} for name, counts in ref.counts["references"].items()]
-        ),
-        "evidence_file": dg.MetadataValue.path(str(folder / EVIDENCE_NAME)),
+        "removed_by_pool": rows_metadata([{"pool": name, **row} for name, row in counts["removed_by_pool"].items()]),
+        "removed_by_pool_and_kept_pool": rows_metadata([row for row in by_pair if row["by"] == "pool"][:20]),
+        "removed_by_dump_and_kept_dump": rows_metadata([row for row in by_pair if row["by"] == "dump"][:20]),
+        "largest_clusters": rows_metadata(stage.table(ref, LARGEST_NAME).to_pylist()),
+        "example_pairs": rows_metadata(stage.table(ref, EXAMPLES_NAME).to_pylist()),
+        "reference_hits_by_set": rows_metadata([{"set": name, **row} for name, row in counts["references"].items()]),
+        "reference_hits": rows_metadata(stage.table(ref, HITS_NAME).slice(0, 20).to_pylist()),
+        **{
+            f"{path.stem}_file": dg.MetadataValue.path(str(path))
+            for path in (
+                folder / name for name in (EVIDENCE_NAME, EXAMPLES_NAME, LARGEST_NAME, BY_PAIR_NAME, HITS_NAME)
+            )
+        },
     }
-    return Sealed(ref=ref, metadata=metadata)
 
 
 def _write_clusters(
-    stage: Stage, folder: Path, parts: list[ArtifactRef], raw_row_groups: ArtifactRef, minhash_signatures: ArtifactRef
+    stage: Stage,
+    folder: Path,
+    parts: list[ArtifactRef],
+    raw_row_groups: ArtifactRef,
+    reference_sets: ArtifactRef,
+    minhash_signatures: ArtifactRef,
 ) -> dict[str, Any]:
-    units = units_in(stage, raw_row_groups)
-    corpus, references = split_units(units_in(stage, minhash_signatures))
-    doc_ids = np.concatenate([stage.array(unit, DOC_IDS) for unit in corpus])
-    reference_ids = [stage.array(unit, DOC_IDS) for unit in references]
-    documents = Documents(doc_ids=doc_ids, coordinates=document_coordinates(stage, units))
-    edges = np.concatenate([stage.array(part, EDGES) for part in parts])
-    hits = _all_reference_hits(stage, parts, doc_ids, reference_ids)
-    set_of = np.repeat(np.arange(len(references)), [len(ids) for ids in reference_ids])
-    actions = [reference.action for reference in stage.recipe.references]
+    recipe = stage.recipe
+    signed, signed_sets = split_units(units_in(stage, minhash_signatures))
+    corpus = Corpus(stage, units_in(stage, raw_row_groups), signed)
+    buckets = [part for part in parts if part.unit.startswith(BUCKET_PREFIX)]
+    by_bands = np.concatenate([stage.array(part, HITS) for part in buckets])
+    searches = {part.unit: part for part in parts if not part.unit.startswith(BUCKET_PREFIX)}
+    hits = all_hits(corpus, by_bands, searches, reference_sets, signed_sets, folder)
+    excluding = [number for number, reference in enumerate(recipe.references) if reference.action == "exclude"]
+    coordinates = document_coordinates(stage, list(corpus.units))
     decisions = decide(
-        documents,
-        edges,
-        np.column_stack([set_of[hits[:, 0]], hits[:, 1]]).astype(np.int64),
-        mode=stage.recipe.dedup.mode,
-        excluding_sets=frozenset(number for number, action in enumerate(actions) if action == "exclude"),
-        keep_seed=derive_seed(stage.recipe.seed, "kept"),
+        Documents(doc_ids=corpus.doc_ids, coordinates=coordinates),
+        np.concatenate([stage.array(part, EDGES) for part in buckets]),
+        hits.of_sets,
+        mode=recipe.dedup.mode,
+        excluding_sets=frozenset(excluding),
+        preferred=_preferences(corpus, coordinates[:, 0]),
+        within=_dump_scope(stage, corpus, buckets),
     )
-    names = [reference.name for reference in stage.recipe.references]
-    pools = pool_names(stage.recipe)
-    table = _decision_table(decisions, doc_ids, names, pools)
-    first = 0
-    for unit in units:
-        part = table.slice(first, unit.counts["documents"])
-        write_table(validated(Clusters, part), folder / slice_name(unit.unit))
-        first += unit.counts["documents"]
-    evidence = _evidence(stage, decisions, documents, units, corpus, pools)
-    write_table(validated(Evidence, evidence), folder / EVIDENCE_NAME)
-    hit_table = _hit_table(hits, set_of, names, reference_ids, doc_ids)
-    write_table(validated(ReferenceHits, hit_table), folder / HITS_NAME)
-    counts = _counts(decisions, hit_table, names, pools, documents)
+    names, pools = [reference.name for reference in recipe.references], pool_names(recipe)
+    for unit, first, end in zip(corpus.units, corpus.firsts[:-1], corpus.firsts[1:], strict=True):
+        table = _decision_table(decisions, corpus.doc_ids, slice(first, end), names, pools)
+        write_table(validated(Clusters, table), folder / slice_name(unit.unit))
+    write_table(validated(ReferenceHits, hit_table(corpus, hits, reference_sets)), folder / HITS_NAME)
+    counts = {
+        **_counts(decisions),
+        **write_duplicates(corpus, decisions, pools, folder),
+        "references": reference_counts(corpus, decisions, hits),
+        **{name: sum(part.counts[name] for part in buckets) for name in VERIFIED if name in buckets[0].counts},
+    }
     labels, numbers = zip(*counts["cluster_sizes"], strict=True)
     picture = bar_picture("Clusters by number of documents", "clusters of this size", labels, numbers)
     (folder / PICTURE_NAME).write_bytes(picture)
     return counts
 
 
-def _all_reference_hits(
-    stage: Stage, parts: list[ArtifactRef], doc_ids: npt.NDArray[np.uint8], reference_ids: list[npt.NDArray[np.uint8]]
-) -> npt.NDArray[np.int64]:
-    """Hits by bands from the buckets and hits by identical text: int64[h, 2] of (reference text, document)."""
-    by_bands = [stage.array(part, HITS) for part in parts]
-    if not reference_ids:
-        return np.empty((0, 2), np.int64)
-    texts = np.ascontiguousarray(np.concatenate(reference_ids)).view("V32").ravel()
-    corpus = np.ascontiguousarray(doc_ids).view("V32").ravel()
-    order = np.argsort(corpus, kind="stable")
-    at = np.minimum(np.searchsorted(corpus, texts, sorter=order), len(corpus) - 1)
-    exact = np.flatnonzero(corpus[order[at]] == texts)
-    by_text = np.column_stack([exact, order[at[exact]]]).astype(np.int64)
-    return np.unique(np.concatenate([*by_bands, by_text]), axis=0)
+def _preferences(corpus: Corpus, pools: I64) -> Preferences:
+    recipe = corpus.stage.recipe
+    has_scores = recipe.dedup.keep == "highest_score"
+    scores = corpus.column("score").fill_null(np.nan).to_numpy() if has_scores else np.full(len(pools), np.nan)
+    return preferences(
+        recipe.dedup.keep,
+        pools=pools,
+        text_bytes=corpus.text_bytes,
+        scores=scores,
+        keys=keyed_hash(corpus.doc_ids, derive_seed(recipe.seed, "kept")),
+    )
+
+
+def _dump_scope(stage: Stage, corpus: Corpus, parts: list[ArtifactRef]) -> DumpScope | None:
+    if stage.recipe.dedup.scope == "global":
+        return None
+    edges = np.concatenate([stage.array(part, DUMP_EDGES) for part in parts])
+    return DumpScope(dumps=corpus.codes("dump")[0], edges=edges)
 
 
 def _decision_table(
-    decisions: Decisions, doc_ids: npt.NDArray[np.uint8], names: list[str], pools: list[str]
+    decisions: Decisions, doc_ids: npt.NDArray[np.uint8], rows: slice, names: list[str], pools: list[str]
 ) -> pa.Table:
+    reasons = pa.array(REASONS, pa.string())
     return pa.table(
         {
-            "doc_id": doc_id_array(doc_ids),
-            "cluster_id": doc_id_array(doc_ids[decisions.cluster]),
-            "cluster_size": pa.array(decisions.cluster_size.astype(np.int64)),
-            "kept": pa.array(decisions.reason == REASONS.index("kept")),
-            "kept_doc_id": doc_id_array(doc_ids[decisions.kept]),
-            "reason": pa.array([REASONS[reason] for reason in decisions.reason.tolist()], pa.string()),
-            "barred": pa.array(decisions.barred),
-            "references": names_of_bits(decisions.matched_sets, names),
-            "pools": names_of_bits(decisions.pool_tags, pools),
+            "doc_id": doc_id_array(doc_ids[rows]),
+            "cluster_id": doc_id_array(doc_ids[decisions.cluster[rows]]),
+            "cluster_size": pa.array(decisions.cluster_size[rows].astype(np.int64)),
+            "kept": pa.array(decisions.reason[rows] == KEPT),
+            "kept_doc_id": doc_id_array(doc_ids[decisions.kept[rows]]),
+            "reason": reasons.take(pa.array(decisions.reason[rows])),
+            "barred": pa.array(decisions.barred[rows]),
+            "references": names_of_bits(decisions.matched_sets[rows], names),
+            "pools": names_of_bits(decisions.pool_tags[rows], pools),
         },
         schema=arrow_schema(Clusters),
     )
 
 
-def _evidence(
-    stage: Stage,
-    decisions: Decisions,
-    documents: Documents,
-    units: list[ArtifactRef],
-    corpus: list[ArtifactRef],
-    pools: list[str],
-) -> pa.Table:
-    """A row for each document removed in favour of another: bands shared and exact Jaccard."""
-    removed = np.flatnonzero(
-        np.isin(decisions.reason, [REASONS.index("exact_duplicate"), REASONS.index("near_duplicate")])
-    )
-    kept = decisions.kept[removed]
-    texts, positions = _gather_texts(stage, units, np.union1d(removed, kept))
-    signatures = _gather_rows(stage, corpus, SIGNATURES, np.union1d(removed, kept))
-    pairs = np.column_stack([positions[removed], positions[kept]]).astype(np.int64)
-    params = minhash_params(stage.recipe)
-    pool_names = pa.array(pools, pa.string())
-    return pa.table(
-        {
-            "removed_doc_id": doc_id_array(documents.doc_ids[removed]),
-            "kept_doc_id": doc_id_array(documents.doc_ids[kept]),
-            "removed_pool": pool_names.take(pa.array(documents.coordinates[removed, 0])),
-            "kept_pool": pool_names.take(pa.array(documents.coordinates[kept, 0])),
-            "shared_bands": pa.array(shared_bands(signatures[pairs[:, 0]], signatures[pairs[:, 1]], params)),
-            "jaccard": pa.array(jaccard_of_pairs(texts, pairs, params.ngram)),
-        },
-        schema=arrow_schema(Evidence),
-    )
-
-
-def _gather_texts(
-    stage: Stage, units: list[ArtifactRef], wanted: npt.NDArray[np.int64]
-) -> tuple[pa.ChunkedArray, npt.NDArray[np.int64]]:
-    """Texts of the wanted documents (sorted numbers in unit order), and each document's place among them."""
-    chunks, first = [pa.array([], pa.large_string())], 0
-    for unit in units:
-        end = first + unit.counts["documents"]
-        rows = wanted[np.searchsorted(wanted, first) : np.searchsorted(wanted, end)] - first
-        if len(rows):
-            chunks.append(pc.take(stage.table(unit, ROWS_NAME, ["text"]).column("text"), pa.array(rows)))
-        first = end
-    positions = np.full(first, -1, np.int64)
-    positions[wanted] = np.arange(len(wanted))
-    return pa.chunked_array([chunk for part in chunks for chunk in getattr(part, "chunks", [part])]), positions
-
-
-def _gather_rows(
-    stage: Stage, units: list[ArtifactRef], name: str, wanted: npt.NDArray[np.int64]
-) -> npt.NDArray[np.uint32]:
-    parts, first = [np.empty((0, minhash_params(stage.recipe).num_perm), np.uint32)], 0
-    for unit in units:
-        end = first + unit.counts["documents"]
-        rows = wanted[np.searchsorted(wanted, first) : np.searchsorted(wanted, end)] - first
-        parts.append(stage.array(unit, name)[rows])
-        first = end
-    return np.concatenate(parts)
-
-
-def _hit_table(
-    hits: npt.NDArray[np.int64],
-    set_of: npt.NDArray[np.int64],
-    names: list[str],
-    reference_ids: list[npt.NDArray[np.uint8]],
-    doc_ids: npt.NDArray[np.uint8],
-) -> pa.Table:
-    all_references = np.concatenate([np.empty((0, 32), np.uint8), *reference_ids])
-    texts, matched = all_references[hits[:, 0]], doc_ids[hits[:, 1]]
-    return pa.table(
-        {
-            "reference_set": pa.array([names[number] for number in set_of[hits[:, 0]].tolist()], pa.string()),
-            "reference_doc_id": doc_id_array(texts),
-            "doc_id": doc_id_array(matched),
-            "exact": pa.array((texts == matched).all(axis=1)),
-        },
-        schema=arrow_schema(ReferenceHits),
-    )
-
-
-def _counts(
-    decisions: Decisions, hits: pa.Table, names: list[str], pools: list[str], documents: Documents
-) -> dict[str, Any]:
+def _counts(decisions: Decisions) -> dict[str, Any]:
     reasons = np.bincount(decisions.reason, minlength=len(REASONS))
     roots = np.flatnonzero(decisions.cluster == np.arange(len(decisions.cluster)))
     sizes = decisions.cluster_size[roots]
     by_size, counts = np.unique(sizes, return_counts=True)
-    pool_of = documents.coordinates[:, 0]
-    used = decisions.reason == REASONS.index("kept")
     return {
         "documents": len(decisions.cluster),
         "clusters": len(roots),
         "largest_cluster": int(sizes.max(initial=0)),
         "duplicate_clusters": int((sizes > 1).sum()),
         **{reason: int(count) for reason, count in zip(REASONS, reasons, strict=True)},
-        "barred": int((decisions.barred & used).sum()),
+        "barred": int((decisions.barred & (decisions.reason == KEPT)).sum()),
         "cluster_sizes": list(size_table(by_size, counts).items()),
-        "removed_by_pool": {
-            name: {"documents": int((pool_of == number).sum()), "removed": int(((pool_of == number) & ~used).sum())}
-            for number, name in enumerate(pools)
-        },
-        "references": {
-            name: {
-                "hits": int(pc.sum(pc.equal(hits.column("reference_set"), name), min_count=0).as_py()),
-                "exact_hits": int(
-                    pc.sum(
-                        pc.and_(pc.equal(hits.column("reference_set"), name), hits.column("exact")), min_count=0
-                    ).as_py()
-                ),
-            }
-            for name in names
-        },
     }
 
 
@@ -350,9 +373,11 @@ seal_clusters_op = sealing_op("lsh_clusters", seal_clusters)
     )
 )
 def lsh_clusters(raw_row_groups, reference_sets, minhash_signatures):  # type: ignore[no-untyped-def]
-    parts = plan_buckets_op(minhash_signatures=minhash_signatures).map(build_buckets_op).collect()
+    tasks = plan_buckets_op(
+        raw_row_groups=raw_row_groups, reference_sets=reference_sets, minhash_signatures=minhash_signatures
+    )
     return seal_clusters_op(
-        parts=parts,
+        parts=tasks.map(build_buckets_op).collect(),
         raw_row_groups=raw_row_groups,
         reference_sets=reference_sets,
         minhash_signatures=minhash_signatures,

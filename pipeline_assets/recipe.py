@@ -109,19 +109,41 @@ class TokenizerSample(Section):
         return self
 
 
+class Overlap(Section):
+    """Matching short texts, such as the questions of a benchmark, by the runs of words that a document repeats."""
+
+    ngram: Annotated[int, Field(ge=1, le=64)] = 13  # words in a run
+    min_words: Annotated[int, Field(ge=1, le=64)] = 8  # a text shorter than a run is one run of all its words from here
+    max_documents: Positive = 10  # a run in more documents is boilerplate and matches none
+
+    @model_validator(mode="after")
+    def _short_texts_are_shorter_than_a_run(self) -> "Overlap":
+        if self.min_words > self.ngram:
+            raise ValueError(f"expected min_words of at most ngram, {self.ngram}, found {self.min_words}")
+        return self
+
+
 class ReferenceFile(Section):
-    """A reference set from a Parquet file (column `text`) or a text file (one text a line)."""
+    """A reference set from a Parquet file (column `text`) or a text file (one text a line).
+
+    `universe_documents`: how many documents both the corpus and the set could have been drawn from.
+    """
 
     name: Name
     kind: Literal["file"]
     path: str
     action: Literal["train_only", "exclude"]
+    overlap: Overlap | None = None
+    universe_documents: Positive | None = None
 
 
 class Dedup(Section):
     """Which texts count as the same document."""
 
     mode: Literal["near", "exact", "off"]
+    scope: Literal["global", "dump"] = "global"  # dump: near-copies are removed within each crawl only, as FineWeb does
+    keep: Literal["pool_priority", "random", "longest", "highest_score"] = "pool_priority"
+    verify_jaccard: Annotated[float, Field(gt=0, le=1)] | None = None  # edges below it do not count
     ngram: Annotated[int, Field(gt=0, le=64)] = 5
     num_bands: Annotated[int, Field(gt=0, le=1024)] = 14
     rows_per_band: Annotated[int, Field(gt=0, le=1024)] = 8
@@ -133,6 +155,19 @@ class Dedup(Section):
         if self.num_buckets & (self.num_buckets - 1):
             raise ValueError(f"expected num_buckets to be a power of two, found {self.num_buckets:,}")
         return self
+
+    @model_validator(mode="after")
+    def _options_have_an_effect(self) -> "Dedup":
+        if self.mode != "near" and self.scope == "dump":
+            raise ValueError(f"expected mode near with scope dump, found mode {self.mode}; change one of the two")
+        if self.mode == "exact" and self.verify_jaccard is not None:
+            raise ValueError("expected no verify_jaccard in mode exact, where no near-copy is removed; take it out")
+        return self
+
+    @property
+    def splits_by_cluster(self) -> bool:
+        """Whether near-copies stay, so that the cluster is what is assigned to a split."""
+        return self.mode == "off" or self.scope == "dump"
 
 
 class TokenizerFile(Section):
@@ -476,7 +511,7 @@ def own_parameters(recipe: Recipe, asset: str) -> dict[str, Any]:
         "lsh_clusters": {"dedup": recipe.dedup, "seed": recipe.seed, "references": recipe.references},
         "tokenizer": {"tokenizer": recipe.tokenizer},
         "document_tokens": {"order": recipe.splits.order, "seed": recipe.seed},
-        "split_documents": {"splits": recipe.splits, "mode": recipe.dedup.mode},
+        "split_documents": {"splits": recipe.splits, "by_cluster": recipe.dedup.splits_by_cluster},
         "token_shards": {"shards": recipe.shards},
         "packing_plan": {"packs": recipe.packs, "seed": recipe.seed},
         "packing_stats": {"packs": recipe.packs},

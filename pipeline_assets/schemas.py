@@ -83,7 +83,7 @@ class Clusters(Contract):
     cluster_id: pa.binary() = _doc_id("Smallest doc_id of the row's cluster")
     cluster_size: pa.int64() = pap.Field(ge=1, description="Rows in the cluster, over all units")
     kept: pa.bool_() = pap.Field(description="Whether this row is used")
-    kept_doc_id: pa.binary() = _doc_id("The cluster's document that is used")
+    kept_doc_id: pa.binary() = _doc_id("The document that is used in the row's place, or the row itself")
     reason: pa.string() = pap.Field(
         description="kept, exact_duplicate, near_duplicate, or excluded by a reference set",
         isin=["kept", "exact_duplicate", "near_duplicate", "reference"],
@@ -104,6 +104,9 @@ class Evidence(Contract):
     kept_doc_id: pa.binary() = _doc_id("The document kept in its place")
     removed_pool: pa.string() = pap.Field(description="Pool of the removed row")
     kept_pool: pa.string() = pap.Field(description="Pool of the kept row")
+    removed_dump: pa.string() = pap.Field(description="Crawl of the removed row, empty where the source names none")
+    kept_dump: pa.string() = pap.Field(description="Crawl of the kept row, empty where the source names none")
+    removed_bytes: pa.int64() = pap.Field(ge=0, description="UTF-8 bytes of the removed text")
     shared_bands: pa.int64() = pap.Field(ge=0, description="Bands in which both signatures agree")
     jaccard: pa.float64() = pap.Field(ge=0, le=1, description="Exact Jaccard similarity of their shingle sets")
 
@@ -113,16 +116,77 @@ class Evidence(Contract):
 
 
 class ReferenceHits(Contract):
-    """Which rows a reference text matched."""
+    """Which rows a reference text matched, and how."""
 
     reference_set: pa.string() = pap.Field(description="Name of the reference set")
     reference_doc_id: pa.binary() = _doc_id("The reference text")
-    doc_id: pa.binary() = _doc_id("The matched document: the smallest of those that share the bucket")
-    exact: pa.bool_() = pap.Field(description="Whether the texts are identical")
+    doc_id: pa.binary() = _doc_id("The matched document; in a bucket without verification the smallest of those there")
+    kind: pa.string() = pap.Field(
+        isin=["exact", "near", "overlap"], description="The same text, a shared band, or a shared run of words"
+    )
+    jaccard: pa.float64() = pap.Field(ge=0, le=1, description="Exact Jaccard similarity of their shingle sets")
+    num_ngrams: pa.int64() = pap.Field(ge=0, description="Runs of words that both hold, for overlap")
+    excerpt: pa.string() = pap.Field(description="The first run of words that both hold, for overlap, else empty")
 
     @pap.check("reference_doc_id", "doc_id")
     def _doc_ids_have_32_bytes(cls, data: Any) -> bool:  # noqa: N805
         return _are_doc_ids(data)
+
+
+class BoilerplateNgrams(Contract):
+    """Runs of words of reference texts that too many documents hold to mean anything."""
+
+    reference_set: pa.string() = pap.Field(description="Name of the reference set")
+    ngram: pa.large_string() = pap.Field(description="The words")
+    num_documents: pa.int64() = pap.Field(ge=1, description="Documents of the corpus that hold them")
+    num_items: pa.int64() = pap.Field(ge=1, description="Texts of the set that hold them")
+
+
+class LargestClusters(Contract):
+    """The clusters of most documents, to be looked at."""
+
+    cluster_id: pa.binary() = _doc_id("Smallest doc_id of the cluster")
+    documents: pa.int64() = pap.Field(ge=2, description="Rows in the cluster")
+    min_jaccard: pa.float64() = pap.Field(ge=0, le=1, description="Least similar two of the compared members")
+    mean_jaccard: pa.float64() = pap.Field(ge=0, le=1, description="Mean similarity of the compared members")
+    compared: pa.int64() = pap.Field(ge=2, description="Members compared with each other: the smallest keyed hashes")
+    pools: pa.string() = pap.Field(description="Pools of the compared members, with counts")
+    dumps: pa.string() = pap.Field(description="Crawls of the compared members, with counts")
+    files: pa.string() = pap.Field(description="Source files of the compared members, with counts")
+    first_words: pa.large_string() = pap.Field(description="How the kept member begins")
+
+    @pap.check("cluster_id")
+    def _doc_ids_have_32_bytes(cls, data: Any) -> bool:  # noqa: N805
+        return _are_doc_ids(data)
+
+
+class ExamplePairs(Contract):
+    """Removed documents beside what was kept, over the range of similarity."""
+
+    jaccard: pa.float64() = pap.Field(ge=0, le=1, description="Exact Jaccard similarity of their shingle sets")
+    shared_bands: pa.int64() = pap.Field(ge=0, description="Bands in which both signatures agree")
+    removed_doc_id: pa.binary() = _doc_id("The removed document")
+    removed_dump: pa.string() = pap.Field(description="Its crawl")
+    removed_url: pa.string() = pap.Field(description="Its address")
+    removed_text: pa.large_string() = pap.Field(description="How it begins")
+    kept_doc_id: pa.binary() = _doc_id("The document kept in its place")
+    kept_dump: pa.string() = pap.Field(description="Its crawl")
+    kept_url: pa.string() = pap.Field(description="Its address")
+    kept_text: pa.large_string() = pap.Field(description="How it begins")
+
+    @pap.check("removed_doc_id", "kept_doc_id")
+    def _doc_ids_have_32_bytes(cls, data: Any) -> bool:  # noqa: N805
+        return _are_doc_ids(data)
+
+
+class RemovedByPair(Contract):
+    """Documents removed, by where they are from and where the kept ones are from."""
+
+    by: pa.string() = pap.Field(isin=["pool", "dump"], description="What the two names are names of")
+    removed: pa.string() = pap.Field(description="Pool or crawl of the removed rows")
+    kept: pa.string() = pap.Field(description="Pool or crawl of the rows kept in their place")
+    documents: pa.int64() = pap.Field(ge=1, description="Removed rows")
+    bytes: pa.int64() = pap.Field(ge=0, description="UTF-8 bytes of their texts")
 
 
 class SplitDocuments(Contract):

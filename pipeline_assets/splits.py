@@ -92,7 +92,7 @@ def split_plan(
         inputs={"tokens": document_tokens.digest, "clusters": lsh_clusters.digest, "rows": raw_row_groups.digest},
         parameters={
             "splits": stage.recipe.splits.model_dump(mode="json"),
-            "mode": stage.recipe.dedup.mode,
+            "by_cluster": stage.recipe.dedup.splits_by_cluster,
             "seed": stage.recipe.seed,
             "pools": pool_names(stage.recipe),
         },
@@ -116,7 +116,7 @@ def _write_plan(
     unit_of, row_of = ordered_documents(stage, units)
     order = firsts[unit_of] + row_of
     in_order = SplitInputs(
-        assignment_ids=(everything.cluster_ids if stage.recipe.dedup.mode == "off" else everything.doc_ids)[order],
+        assignment_ids=(everything.cluster_ids if stage.recipe.dedup.splits_by_cluster else everything.doc_ids)[order],
         num_tokens=everything.lengths[order],
         barred=everything.barred[order],
     )

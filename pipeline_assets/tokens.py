@@ -45,7 +45,7 @@ from training_io.handoff import TOKENIZER_NAME
 from training_io.hashing import sha256_file
 
 TOKENIZER_VERSION = 1
-TOKENS_VERSION = 1
+TOKENS_VERSION = 2
 TOKENS, LENGTHS, DOC_IDS, ROWS = "tokens.npy", "length.npy", "doc_id.npy", "row.npy"
 PLACES = "place.npy"  # int64[n, 2]: row group and row; pool and file are the unit's
 
@@ -169,6 +169,7 @@ def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: 
             "documents": len(rows),
             "tokens": len(ids),
             "text_bytes": int(pc.sum(pc.binary_length(texts), min_count=0).as_py()),
+            "removed_tokens": _removed_tokens(stage, encoder, unit, ~kept),
         }
 
     return stage.materialize(
@@ -185,9 +186,18 @@ def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: 
     )
 
 
+def _removed_tokens(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, is_removed: npt.NDArray[np.bool_]) -> int:
+    """What deduplication saved: tokens of the rows that are not kept, counted and not stored."""
+    texts = stage.table(unit, ROWS_NAME, ["text"]).column("text").filter(pa.array(is_removed)).combine_chunks()
+    return int(encode_documents(encoder, texts)[1][-1])
+
+
 def seal_tokens(stage: Stage, parts: list[ArtifactRef], tokenizer: ArtifactRef) -> Sealed:
     """Seal the token units as one asset."""
-    counts = {name: sum(part.counts[name] for part in parts) for name in ("documents", "tokens", "text_bytes")}
+    counts = {
+        name: sum(part.counts[name] for part in parts)
+        for name in ("documents", "tokens", "text_bytes", "removed_tokens")
+    }
     if not counts["documents"]:
         raise RecipeError(
             "document_tokens: expected at least one kept document, found none."
@@ -198,6 +208,7 @@ def seal_tokens(stage: Stage, parts: list[ArtifactRef], tokenizer: ArtifactRef) 
         "dagster/row_count": counts["documents"],
         "bytes_a_token": counts["text_bytes"] / counts["tokens"],
         "tokens_a_document": counts["tokens"] / counts["documents"],
+        "removed_share_of_tokens": counts["removed_tokens"] / (counts["tokens"] + counts["removed_tokens"]),
     }
     return Sealed(ref=ref, metadata=metadata)
 

@@ -32,6 +32,7 @@ import asset_checks.handoff
 import asset_checks.packs
 import asset_checks.references
 import asset_checks.shards
+import asset_checks.signatures
 import asset_checks.source
 import asset_checks.splits
 import asset_checks.tokens
@@ -52,6 +53,7 @@ TRAINING = "varlen_training_run"
 CHECK_MODULES = (
     asset_checks.source,
     asset_checks.references,
+    asset_checks.signatures,
     asset_checks.clusters,
     asset_checks.tokens,
     asset_checks.splits,
@@ -369,8 +371,8 @@ def build(recipe: Path, home: Path, upto: str = "handoff_package") -> Built:
     steps: list[Callable[[], bool]] = [
         lambda: fan_out(source.plan_rows, source.build_rows, source.seal_rows, "", ""),
         lambda: whole(source.build_references, raw),
-        lambda: fan_out(*signing, f"{raw} {sets}", ""),
-        lambda: fan_out(*clustering, marks, f"{raw} {sets} {marks}"),
+        lambda: fan_out(*signing, f"{raw} {sets}", raw),
+        lambda: fan_out(*clustering, *[f"{raw} {sets} {marks}"] * 2),
         lambda: whole(tokens.build_tokenizer, sets),
         lambda: fan_out(*encoding, f"{raw} lsh_clusters tokenizer", "tokenizer"),
         lambda: fan_out(*splitting, *[f"{raw} lsh_clusters document_tokens"] * 2),

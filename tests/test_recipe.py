@@ -41,7 +41,10 @@ VALUES = {
             "action": "train_only",
         }
     ],
-    "dedup": {"mode": "near", "ngram": 5, "num_bands": 14, "rows_per_band": 8, "seed": 1, "num_buckets": 1},
+    "dedup": {
+        "mode": "near", "scope": "global", "keep": "pool_priority", "verify_jaccard": None,
+        "ngram": 5, "num_bands": 14, "rows_per_band": 8, "seed": 1, "num_buckets": 1,
+    },
     "tokenizer": {"kind": "trained", "sample": "tokenizer_sample", "vocab_size": 8192, "eos": "<|endoftext|>"},
     "splits": {
         "order": "shuffled",
@@ -85,6 +88,9 @@ VALUES = {
         "num_threads": 2,
     },
 }
+
+
+EXAM = {"name": "exam", "kind": "file", "path": "/exam", "action": "exclude"}
 
 
 def changed(values, changes):
@@ -173,11 +179,22 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"packs.strategy": "next_fit"}, "packs", ["oldest_first", "found 'next_fit'"]),
         ({"reading.stripes_read": 5}, "reading", ["stripes_read of at most stripes, 4, found 5", "lower stripes_read"]),
         ({"dedup.num_buckets": 12}, "dedup", ["power of two, found 12"]),
+        ({"dedup.scope": "crawl"}, "dedup.scope", ["'global' or 'dump'", "found 'crawl'"]),
+        ({"dedup.keep": "first"}, "dedup.keep", ["'pool_priority', 'random', 'longest' or 'highest_score'"]),
+        ({"dedup.verify_jaccard": 0.0}, "dedup.verify_jaccard", ["greater than 0"]),
+        ({"dedup.verify_jaccard": 1.5}, "dedup.verify_jaccard", ["less than or equal to 1"]),
+        ({"dedup.mode": "off", "dedup.scope": "dump"}, "dedup", ["mode near with scope dump, found mode off"]),
+        ({"dedup.mode": "exact", "dedup.verify_jaccard": 0.8}, "dedup", ["no verify_jaccard in mode exact"]),
         ({"references": []}, "recipe", ["tokenizer.sample", "none is there", "found 'tokenizer_sample'"]),
         ({"tokenizer.sample": "other"}, "recipe", ["tokenizer.sample", "['tokenizer_sample']", "found 'other'"]),
         ({"references.1": {"name": "tokenizer_sample", "kind": "file", "path": "a", "action": "exclude"}}, "recipe", ["references", "each name once", "tokenizer_sample"]),
         ({"references.0.documents_per_dump": 3}, "references.0.tokenizer_sample", ["exactly one of documents_per_pool"]),
         ({"references.0.documents_per_pool": None}, "references.0.tokenizer_sample", ["exactly one of documents_per_pool"]),
+        ({"references.1": {**EXAM, "overlap": {"min_words": 14}}}, "references.1.file.overlap", ["min_words of at most ngram, 13, found 14"]),
+        ({"references.1": {**EXAM, "overlap": {"ngram": 65}}}, "references.1.file.overlap.ngram", ["less than or equal to 64", "found 65"]),
+        ({"references.1": {**EXAM, "overlap": {"max_documents": 0}}}, "references.1.file.overlap.max_documents", ["greater than 0", "found 0"]),
+        ({"references.1": {**EXAM, "universe_documents": 0}}, "references.1.file.universe_documents", ["greater than 0", "found 0"]),
+        ({"references.0.overlap": {}}, "references.0.tokenizer_sample.overlap", ["unknown key"]),
         ({"source": {"kind": "local", "pools": []}}, "source.local.pools", ["at least 1 item"]),
         ({"source": {"kind": "local", "pools": [{"name": "a", "path": "a"}, {"name": "a", "path": "b"}]}}, "source.local", ["each pool name once", "['a', 'a']"]),
         ({"source": {"kind": "hub", "repository": "a/b", "path": "c", "revision": "main", "pool": "p"}}, "source.hub.revision", ["found 'main'"]),
@@ -293,6 +310,19 @@ def test_a_path_on_the_hub_stays_and_its_local_copy_is_a_path():
     assert (recipe.source.path, recipe.source.local_path) == ("sample/10BT", "/recipes/copy")
 
 
+def test_texts_are_matched_by_overlap_where_the_recipe_says_so():
+    assert parse({"references.1": EXAM}).references[1].overlap is None
+    overlap = parse({"references.1": {**EXAM, "overlap": {}}}).references[1].overlap
+    assert (overlap.ngram, overlap.min_words, overlap.max_documents) == (13, 8, 10)
+
+
+@pytest.mark.parametrize("changes", [{"overlap": {}}, {"overlap": {"max_documents": 9}}, {"universe_documents": 9}])
+def test_how_a_reference_file_is_matched_is_among_the_values_of_what_matches_it(changes):
+    before, after = parse({"references.1": EXAM}), parse({"references.1": {**EXAM, **changes}})
+    own = {asset for asset in UPSTREAM if own_parameters(before, asset) != own_parameters(after, asset)}
+    assert own == {"reference_sets", "lsh_clusters"}
+
+
 def test_packs_of_a_microbatch_follow_from_its_tokens():
     assert parse({}).packs.packs_per_microbatch("train") == 8
     assert parse({}).packs.packs_per_microbatch("validation") == 4096 // 512
@@ -301,7 +331,6 @@ def test_packs_of_a_microbatch_follow_from_its_tokens():
 
 
 LOCAL = {"kind": "local", "pools": [{"name": "prose", "path": "/prose"}]}
-EXAM = {"name": "exam", "kind": "file", "path": "/exam", "action": "exclude"}
 CANNOT_CHANGE = None
 
 # One row a leaf of the sample recipe: a valid change of it, and the assets whose own values it is among.
@@ -326,6 +355,9 @@ LEAVES = {
     ),
     "references.0.action": CANNOT_CHANGE,
     "dedup.mode": ({"dedup.mode": "off"}, ["lsh_clusters", "split_documents"]),
+    "dedup.scope": ({"dedup.scope": "dump"}, ["lsh_clusters", "split_documents"]),
+    "dedup.keep": ({"dedup.keep": "longest"}, ["lsh_clusters"]),
+    "dedup.verify_jaccard": ({"dedup.verify_jaccard": 0.8}, ["lsh_clusters"]),
     "dedup.ngram": ({"dedup.ngram": 4}, ["minhash_signatures", "lsh_clusters"]),
     "dedup.num_bands": ({"dedup.num_bands": 7}, ["minhash_signatures", "lsh_clusters"]),
     "dedup.rows_per_band": ({"dedup.rows_per_band": 4}, ["minhash_signatures", "lsh_clusters"]),
@@ -476,7 +508,9 @@ reading.stripes reading.stripes_read reading.unit_megabytes
 references.tokenizer_sample.name references.tokenizer_sample.kind references.tokenizer_sample.documents_per_pool
 references.tokenizer_sample.documents_per_dump references.tokenizer_sample.action
 references.file.name references.file.kind references.file.path references.file.action
-dedup.mode dedup.ngram dedup.num_bands dedup.rows_per_band dedup.seed dedup.num_buckets
+references.file.overlap.ngram references.file.overlap.min_words references.file.overlap.max_documents
+references.file.universe_documents
+dedup.mode dedup.scope dedup.keep dedup.verify_jaccard dedup.ngram dedup.num_bands dedup.rows_per_band dedup.seed dedup.num_buckets
 tokenizer.file.kind tokenizer.file.path tokenizer.file.repository tokenizer.file.revision tokenizer.file.fingerprint
 tokenizer.file.eos
 tokenizer.trained.kind tokenizer.trained.sample tokenizer.trained.vocab_size tokenizer.trained.eos

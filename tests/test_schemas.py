@@ -2,12 +2,16 @@ import pyarrow as pa
 import pytest
 
 from pipeline_assets.schemas import (
+    BoilerplateNgrams,
     Clusters,
     Contract,
     Evidence,
+    ExamplePairs,
+    LargestClusters,
     RawRows,
     ReferenceHits,
     References,
+    RemovedByPair,
     SplitDocuments,
     arrow_schema,
     validated,
@@ -34,13 +38,37 @@ GOOD = {
         for doc_id, reason in ((A, "kept"), (B, "near_duplicate"))
     ],
     Evidence: [
-        {"removed_doc_id": A, "kept_doc_id": B, "removed_pool": "web", "kept_pool": "code", "shared_bands": 0, "jaccard": 0.0},
-        {"removed_doc_id": B, "kept_doc_id": B, "removed_pool": "web", "kept_pool": "code", "shared_bands": 14, "jaccard": 1.0},
+        {
+            "removed_doc_id": doc_id, "kept_doc_id": B, "removed_pool": "web", "kept_pool": "code", "removed_dump": "",
+            "kept_dump": "c1", "removed_bytes": size, "shared_bands": bands, "jaccard": jaccard,
+        }
+        for doc_id, size, bands, jaccard in ((A, 0, 0, 0.0), (B, 9, 14, 1.0))
     ],
     ReferenceHits: [
-        {"reference_set": "exam", "reference_doc_id": A, "doc_id": A, "exact": True},
-        {"reference_set": "exam", "reference_doc_id": A, "doc_id": B, "exact": False},
+        {
+            "reference_set": "exam", "reference_doc_id": A, "doc_id": doc_id, "kind": kind, "jaccard": jaccard,
+            "num_ngrams": ngrams, "excerpt": "",
+        }
+        for doc_id, kind, jaccard, ngrams in ((A, "exact", 1.0, 0), (B, "overlap", 0.0, 3))
     ],
+    BoilerplateNgrams: [
+        {"reference_set": "exam", "ngram": ngram, "num_documents": 11, "num_items": 1} for ngram in ("a b", "c")
+    ],
+    LargestClusters: [
+        {
+            "cluster_id": cluster, "documents": 2, "min_jaccard": 0.0, "mean_jaccard": 1.0, "compared": 2, "pools": "web × 2",
+            "dumps": " × 2", "files": "a × 2", "first_words": "It begins",
+        }
+        for cluster in (A, B)
+    ],
+    ExamplePairs: [
+        {
+            "jaccard": 1.0, "shared_bands": 0, "removed_doc_id": A, "removed_dump": "", "removed_url": "",
+            "removed_text": "a", "kept_doc_id": kept, "kept_dump": "c1", "kept_url": "u", "kept_text": "b",
+        }
+        for kept in (A, B)
+    ],
+    RemovedByPair: [{"by": by, "removed": "a", "kept": "b", "documents": 1, "bytes": 0} for by in ("pool", "dump")],
     SplitDocuments: [
         {"doc_id": A, "text": "a", "num_tokens": 1, "cluster_id": A, "pool": "web", "split": "train", "reason": "used"},
         {"doc_id": B, "text": "b", "num_tokens": 9, "cluster_id": A, "pool": "web", "split": "unused", "reason": "below_min_tokens"},
@@ -144,6 +172,15 @@ def test_an_unknown_column_or_another_order_is_refused(contract):
         (Evidence, "jaccard", -0.1),
         (Evidence, "jaccard", 1.1),
         (Evidence, "jaccard", float("nan")),
+        (ReferenceHits, "kind", "guess"),
+        (ReferenceHits, "num_ngrams", -1),
+        (BoilerplateNgrams, "num_documents", 0),
+        (BoilerplateNgrams, "num_items", 0),
+        (LargestClusters, "documents", 1),
+        (LargestClusters, "min_jaccard", 1.5),
+        (ExamplePairs, "jaccard", -1.0),
+        (RemovedByPair, "by", "file"),
+        (RemovedByPair, "documents", 0),
         (SplitDocuments, "num_tokens", 0),
         (SplitDocuments, "split", "dev"),
         (SplitDocuments, "reason", "lost"),

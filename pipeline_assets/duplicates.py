@@ -1,0 +1,198 @@
+"""What deduplication removed and why, as tables beside the clusters: evidence, examples, statistics, largest clusters.
+
+In: the documents, the decisions, the recipe's names. Out: tables under contracts, and counts for the manifest. The
+promise: every removal has a row; nothing here decides anything. The cost: the removed texts and those kept in their
+place are read again, in blocks, for their exact similarity.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline_assets.corpus import Corpus
+from pipeline_assets.schemas import (
+    Contract,
+    Evidence,
+    ExamplePairs,
+    LargestClusters,
+    RemovedByPair,
+    arrow_schema,
+    validated,
+)
+from pipeline_assets.signatures import minhash_params
+from pipeline_assets.transforms.clusters import EXACT_DUPLICATE, KEPT, NEAR_DUPLICATE, Decisions
+from pipeline_assets.transforms.duplicates import (
+    all_pairs,
+    clusters_by_spread,
+    example_pairs,
+    largest_clusters,
+    members_by_cluster,
+    pair_table,
+)
+from pipeline_assets.transforms.lsh import shared_bands
+from pipeline_assets.transforms.rows import doc_id_array
+from resources.tables import write_table
+from training_io.hashing import derive_seed, keyed_hash
+
+EVIDENCE_NAME = "evidence.parquet"
+EXAMPLES_NAME = "example_pairs.parquet"
+LARGEST_NAME = "largest_clusters.parquet"
+BY_PAIR_NAME = "removed_by_pair.parquet"
+
+I64 = npt.NDArray[np.int64]
+
+NUM_LARGEST = 20
+MAX_COMPARED_MEMBERS = 32
+EXAMPLES_PER_RANGE = 3
+EXCERPT_CHARACTERS = 200
+NUM_NAMED = 3
+
+
+def write_duplicates(corpus: Corpus, decisions: Decisions, pools: list[str], folder: Path) -> dict[str, Any]:
+    """Write the four tables below a folder; the counts that they come to."""
+    removed = np.flatnonzero(np.isin(decisions.reason, [EXACT_DUPLICATE, NEAR_DUPLICATE]))
+    kept = decisions.kept[removed]
+    dumps, dump_names = corpus.codes("dump")
+    pool_of = _pool_of(corpus, pools)
+    num_bytes = corpus.text_bytes[removed]
+    pairs = np.column_stack([removed, kept])
+    jaccard = corpus.similarities(pairs)
+    bands = _shared_bands(corpus, pairs)
+    columns: dict[str, Any] = {
+        "removed_doc_id": doc_id_array(corpus.doc_ids[removed]),
+        "kept_doc_id": doc_id_array(corpus.doc_ids[kept]),
+        "removed_pool": _named(pool_of[removed], pools),
+        "kept_pool": _named(pool_of[kept], pools),
+        "removed_dump": _named(dumps[removed], dump_names),
+        "kept_dump": _named(dumps[kept], dump_names),
+        "removed_bytes": pa.array(num_bytes),
+        "shared_bands": pa.array(bands),
+        "jaccard": pa.array(jaccard),
+    }
+    _write(Evidence, pa.table(columns, schema=arrow_schema(Evidence)), folder / EVIDENCE_NAME)
+    by_pair = [("pool", *row) for row in pair_table(pool_of[removed], pool_of[kept], num_bytes, pools)]
+    by_pair += [("dump", *row) for row in pair_table(dumps[removed], dumps[kept], num_bytes, dump_names)]
+    _write_rows(RemovedByPair, by_pair, folder / BY_PAIR_NAME)
+    keys = keyed_hash(corpus.doc_ids[removed], derive_seed(corpus.stage.recipe.seed, "examples"))
+    chosen = example_pairs(jaccard, keys, EXAMPLES_PER_RANGE)
+    _write(ExamplePairs, _examples(corpus, pairs[chosen], jaccard[chosen], bands[chosen]), folder / EXAMPLES_NAME)
+    _write(LargestClusters, _largest(corpus, decisions), folder / LARGEST_NAME)
+    within, over = clusters_by_spread(decisions.cluster, dumps)
+    return {
+        "text_bytes": int(corpus.text_bytes.sum()),
+        "removed_bytes": int(num_bytes.sum()),
+        "clusters_within_one_dump": within,
+        "clusters_over_several_dumps": over,
+        "removed_by_pool": _by_pool(decisions, pool_of, corpus.text_bytes, pools),
+    }
+
+
+def _write(contract: type[Contract], table: pa.Table, path: Path) -> None:
+    write_table(validated(contract, table), path)
+
+
+def _write_rows(contract: type[Contract], rows: list[tuple[Any, ...]], path: Path) -> None:
+    schema = arrow_schema(contract)
+    records = [dict(zip(schema.names, row, strict=True)) for row in rows]
+    _write(contract, pa.Table.from_pylist(records, schema=schema), path)
+
+
+def _named(codes: I64, names: list[str]) -> pa.Array:
+    return pa.array(names, pa.string()).take(pa.array(codes))
+
+
+def _pool_of(corpus: Corpus, pools: list[str]) -> I64:
+    numbers = {name: number for number, name in enumerate(pools)}
+    by_unit = [numbers[unit.counts["pool"]] for unit in corpus.units]
+    return np.repeat(np.array(by_unit, np.int64), np.diff(corpus.firsts))
+
+
+def _shared_bands(corpus: Corpus, pairs: I64) -> I64:
+    wanted, places = np.unique(pairs, return_inverse=True)
+    places = places.reshape(pairs.shape)
+    signatures = corpus.signatures(wanted)
+    return shared_bands(signatures[places[:, 0]], signatures[places[:, 1]], minhash_params(corpus.stage.recipe))
+
+
+def _examples(corpus: Corpus, pairs: I64, jaccard: npt.NDArray[np.float64], bands: I64) -> pa.Table:
+    wanted, places = np.unique(pairs, return_inverse=True)
+    rows = corpus.rows(wanted, ["text", "dump", "url"]).to_pylist()
+    removed, kept = places.reshape(pairs.shape).T.tolist()
+    columns: dict[str, Any] = {"jaccard": jaccard, "shared_bands": bands}
+    for side, numbers, documents in (("removed", removed, pairs[:, 0]), ("kept", kept, pairs[:, 1])):
+        columns[f"{side}_doc_id"] = doc_id_array(corpus.doc_ids[documents])
+        columns[f"{side}_dump"] = [rows[number]["dump"] or "" for number in numbers]
+        columns[f"{side}_url"] = [rows[number]["url"] or "" for number in numbers]
+        columns[f"{side}_text"] = [rows[number]["text"][:EXCERPT_CHARACTERS] for number in numbers]
+    return pa.table(columns, schema=arrow_schema(ExamplePairs))
+
+
+def _largest(corpus: Corpus, decisions: Decisions) -> pa.Table:
+    wanted = largest_clusters(decisions.cluster, decisions.cluster_size, NUM_LARGEST)
+    keys = keyed_hash(corpus.doc_ids, derive_seed(corpus.stage.recipe.seed, "members"))
+    members = members_by_cluster(decisions.cluster, wanted, keys, MAX_COMPARED_MEMBERS)
+    pairs = [all_pairs(some) for some in members]
+    jaccard = corpus.similarities(np.concatenate([np.empty((0, 2), np.int64), *pairs]))
+    firsts = np.cumsum([0, *map(len, pairs)])
+    shown, places = np.unique(np.concatenate([decisions.kept[wanted], *members]), return_inverse=True)
+    sources = corpus.rows(shown, ["pool", "dump", "file", "text"]).to_pylist()
+    of_member = np.split(places[len(wanted) :], np.cumsum([len(some) for some in members])[:-1])
+    rows = [
+        _cluster_row(
+            corpus.doc_ids[cluster].tobytes(),
+            int(decisions.cluster_size[cluster]),
+            jaccard[firsts[number] : firsts[number + 1]],
+            [sources[place] for place in of_member[number].tolist()],
+            sources[places[number]]["text"],
+        )
+        for number, cluster in enumerate(wanted.tolist())
+    ]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(LargestClusters))
+
+
+def _cluster_row(
+    cluster_id: bytes, size: int, jaccard: npt.NDArray[np.float64], members: list[dict[str, Any]], kept_text: str
+) -> dict[str, Any]:
+    return {
+        "cluster_id": cluster_id,
+        "documents": size,
+        "min_jaccard": float(jaccard.min()),
+        "mean_jaccard": float(jaccard.mean()),
+        "compared": len(members),
+        "pools": _tally(row["pool"] for row in members),
+        "dumps": _tally(row["dump"] or "" for row in members),
+        "files": _tally(row["file"] for row in members),
+        "first_words": kept_text[:EXCERPT_CHARACTERS],
+    }
+
+
+def _tally(names: Any) -> str:
+    """The commonest names with counts, and how many others there are."""
+    counted = sorted(Counter(names).items(), key=lambda item: (-item[1], item[0]))
+    listed = ", ".join(f"{name} × {count}" for name, count in counted[:NUM_NAMED])
+    return listed if len(counted) <= NUM_NAMED else f"{listed}, and {len(counted) - NUM_NAMED} others"
+
+
+def _by_pool(decisions: Decisions, pool_of: I64, text_bytes: I64, pools: list[str]) -> dict[str, dict[str, int]]:
+    is_removed = decisions.reason != KEPT
+    documents, removed = (
+        np.bincount(pool_of, weights=weights, minlength=len(pools)).astype(np.int64).tolist()
+        for weights in (None, is_removed)
+    )
+    num_bytes, removed_bytes = (
+        np.bincount(pool_of, weights=weights, minlength=len(pools)).astype(np.int64).tolist()
+        for weights in (text_bytes, text_bytes * is_removed)
+    )
+    return {
+        name: {
+            "documents": documents[number],
+            "removed": removed[number],
+            "bytes": num_bytes[number],
+            "removed_bytes": removed_bytes[number],
+        }
+        for number, name in enumerate(pools)
+    }

@@ -1,0 +1,390 @@
+"""Each option of deduplication on the small corpus: what it keeps, what it shows, and that every law holds."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import naive_clusters
+import naive_text
+import pyarrow.parquet as pq
+import pytest
+import small_corpus
+from small_corpus import CHECK_NAMES, Built, assets_read_by, build, doc_id, judged, write_recipe
+
+from pipeline_assets.clusters import slice_name
+from pipeline_assets.duplicates import BY_PAIR_NAME, EVIDENCE_NAME, EXAMPLES_NAME, LARGEST_NAME
+from pipeline_assets.reference_hits import BOILERPLATE_NAME, HITS_NAME
+from pipeline_assets.stripes import units_in
+from resources.tables import read_json
+
+UPTO = "split_documents"
+LAWS = [
+    name
+    for name in CHECK_NAMES
+    if not set(assets_read_by(name)) & {"token_shards", "packing_plan", "handoff_package", "varlen_training_run"}
+]
+CRAWLS = ("crawl-0", "crawl-1")
+STEM = small_corpus.sentences(3_000, 200)
+CHAIN = [  # neighbours are alike, the ends are not
+    small_corpus.sentences(3_001, 12 * step) + " " + " ".join(STEM.split()[12 * step :]) for step in range(12)
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return small_corpus.write_corpus(tmp_path)
+
+
+def plant(corpus: Path, rows: list[dict[str, str | None]]) -> None:
+    """One more file in pool alpha."""
+    names = ("text", "id", "dump", "url")
+    small_corpus.write_rows(
+        corpus / "alpha" / "planted.parquet", [{name: row.get(name) for name in names} for row in rows]
+    )
+
+
+def rows_of(built: Built) -> list[dict]:
+    """Every raw row with what was decided about it."""
+    found = []
+    for unit in units_in(built.stage, built.refs["raw_row_groups"]):
+        rows = built.stage.table(unit, "rows.parquet").to_pylist()
+        decided = built.stage.table(built.refs["lsh_clusters"], slice_name(unit.unit)).to_pylist()
+        found += [{**row, **decision} for row, decision in zip(rows, decided, strict=True)]
+    return found
+
+
+def table(built: Built, name: str) -> list[dict]:
+    return pq.read_table(built.folder("lsh_clusters") / name).to_pylist()
+
+
+def assert_laws_hold(built: Built) -> None:
+    broken = {name: verdict.found for name in LAWS if (verdict := judged(name, built)).num_violations}
+    assert broken == {}
+
+
+def jaccard(left: str, right: str) -> float:
+    sets = [set(naive_text.shingles(text, 5)) for text in (left, right)]
+    return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+
+
+def test_within_dumps_near_copies_of_other_crawls_stay_in_one_split(corpus: Path) -> None:
+    near = [STEM, STEM.rsplit(" ", 1)[0] + " one", STEM.rsplit(" ", 1)[0] + " two"]
+    plant(corpus, [{"text": near[0], "dump": "c1"}, {"text": near[1], "dump": "c1"}, {"text": near[2], "dump": "c2"}])
+    built = build(write_recipe(corpus, {"dedup.scope": "dump"}), corpus / "home", UPTO)
+    rows = [row for row in rows_of(built) if row["text"] in near]
+    assert len({row["cluster_id"] for row in rows}) == 1
+    assert Counter((row["dump"], row["kept"]) for row in rows) == {("c1", True): 1, ("c1", False): 1, ("c2", True): 1}
+    kept = [row["text"] for row in rows_of(built) if row["kept"]]
+    assert len(kept) == len(set(kept))
+    assert_laws_hold(built)
+    same = build(write_recipe(corpus, name="global.yaml"), corpus / "other", UPTO)
+    assert Counter(row["kept"] for row in rows_of(same) if row["text"] in near) == {True: 1, False: 2}
+
+
+def test_verified_edges_break_a_chain_and_keep_what_is_alike(corpus: Path) -> None:
+    plant(corpus, [{"text": text} for text in CHAIN])
+    ends = jaccard(CHAIN[0], CHAIN[-1])
+    assert ends < 0.2
+    loose = build(write_recipe(corpus), corpus / "home", UPTO)
+    strict = build(write_recipe(corpus, {"dedup.verify_jaccard": 0.85}, "strict.yaml"), corpus / "home", UPTO)
+    clusters = [{row["text"]: row["cluster_id"] for row in rows_of(built)} for built in (loose, strict)]
+    assert len({clusters[0][text] for text in CHAIN}) < len({clusters[1][text] for text in CHAIN})
+    texts = sorted(set(clusters[1]))
+    alike = [
+        (a, b) for a, left in enumerate(texts) for b, right in enumerate(texts[:a]) if jaccard(left, right) >= 0.85
+    ]
+    assert alike
+    components = naive_clusters.components(len(texts), alike)
+    for number, text in enumerate(texts):
+        joined = {other for other, name in enumerate(texts) if clusters[1][name] == clusters[1][text]}
+        assert joined <= components[number], text  # recall is a matter of bands; no verified cluster is too large
+    assert clusters[1][small_corpus.NEAR_ORIGINAL] == clusters[1][small_corpus.NEAR_COPY]
+    counts = strict.refs["lsh_clusters"].counts
+    assert counts["pairs_compared"] > counts["pairs_verified"] > 0
+    assert counts["documents_left_unverified"] == 0
+    assert_laws_hold(strict)
+
+
+def change_decision(built: Built, text: str, **values: object) -> None:
+    """Write other values into the decision about a text, and nothing else."""
+    for unit in units_in(built.stage, built.refs["raw_row_groups"]):
+        texts = built.stage.table(unit, "rows.parquet", ["text"]).column("text").to_pylist()
+        if text in texts:
+            path = built.folder("lsh_clusters") / slice_name(unit.unit)
+            decided = pq.read_table(path)
+            rows = decided.to_pylist()
+            rows[texts.index(text)] |= values
+            pq.write_table(small_corpus.pa.Table.from_pylist(rows, schema=decided.schema), path)
+            return
+    raise AssertionError(text)
+
+
+def test_a_removal_across_crawls_breaks_the_law(corpus: Path) -> None:
+    near = [STEM, STEM.rsplit(" ", 1)[0] + " one"]
+    plant(corpus, [{"text": near[0], "dump": "c1"}, {"text": near[1], "dump": "c2"}])
+    built = build(write_recipe(corpus, {"dedup.scope": "dump"}), corpus / "home", "lsh_clusters")
+    assert judged("clusters_are_connected_components", built).num_violations == 0
+    change_decision(built, near[1], kept=False, kept_doc_id=doc_id(near[0]), reason="near_duplicate")
+    verdict = judged("clusters_are_connected_components", built)
+    assert verdict.num_violations == 1
+    assert "which no crawl connects to it" in verdict.examples[0]["violation"]
+
+
+def test_verified_clusters_that_are_joined_or_torn_break_the_law(corpus: Path) -> None:
+    plant(corpus, [{"text": text} for text in CHAIN])
+    built = build(write_recipe(corpus, {"dedup.verify_jaccard": 0.85}), corpus / "home", "lsh_clusters")
+    cluster_of = {row["text"]: row["cluster_id"] for row in rows_of(built)}
+    change_decision(built, CHAIN[-1], cluster_id=cluster_of[small_corpus.NEAR_ORIGINAL])
+    assert "joins texts that are not alike" in str(judged("clusters_are_connected_components", built).examples)
+    change_decision(built, CHAIN[-1], cluster_id=cluster_of[CHAIN[-1]])
+    assert judged("clusters_are_connected_components", built).num_violations == 0
+    change_decision(built, small_corpus.NEAR_COPY, cluster_id=bytes(32))
+    assert "alike, share a band and are in two clusters" in str(
+        judged("clusters_are_connected_components", built).examples
+    )
+
+
+def test_an_exclusion_without_a_hit_breaks_the_law(corpus: Path) -> None:
+    references = json.loads(json.dumps(small_corpus.RECIPE["references"]))
+    references[1]["action"] = "exclude"
+    built = build(write_recipe(corpus, {"references": references}), corpus / "home", "lsh_clusters")
+    assert judged("every_removal_has_evidence", built).num_violations == 0
+    path = built.folder("lsh_clusters") / HITS_NAME
+    hits = pq.read_table(path)
+    lost = [row["doc_id"] == doc_id(small_corpus.LIKE_A_REFERENCE) for row in hits.to_pylist()]
+    assert any(lost)
+    pq.write_table(hits.filter(small_corpus.pa.array([not one for one in lost])), path)
+    assert "no document of its cluster is a hit" in str(judged("every_removal_has_evidence", built).examples)
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"), [("longest", "long"), ("highest_score", "scored"), ("random", None), ("pool_priority", None)]
+)
+def test_the_keep_rule_chooses_among_near_copies(corpus: Path, rule: str, kept: str | None) -> None:
+    copies = {"long": STEM + " " + "end " * 3, "scored": STEM + " x", "plain": STEM}
+    rows = [{"text": text, "id": None, "dump": None, "url": None} for text in copies.values()]
+    table = small_corpus.pa.table(
+        {
+            "text": [row["text"] for row in rows],
+            "score": small_corpus.pa.array([1.0, 4.5, None], small_corpus.pa.float64()),
+        }
+    )
+    pq.write_table(table, corpus / "beta" / "planted.parquet")
+    built = build(write_recipe(corpus, {"dedup.keep": rule}), corpus / "home", "lsh_clusters")
+    chosen = [row["text"] for row in rows_of(built) if row["text"] in copies.values() and row["kept"]]
+    assert len(chosen) == 1
+    if kept is not None:
+        assert chosen == [copies[kept]]
+
+
+def test_random_and_pool_priority_differ_across_pools_only(corpus: Path) -> None:
+    chosen = {}
+    for rule in ("random", "pool_priority"):
+        built = build(write_recipe(corpus, {"dedup.keep": rule}, f"{rule}.yaml"), corpus / "home", "lsh_clusters")
+        chosen[rule] = {row["cluster_id"]: (row["pool"], row["text"]) for row in rows_of(built) if row["kept"]}
+    assert chosen["random"].keys() == chosen["pool_priority"].keys()
+    alpha_first = chosen["pool_priority"][min(doc_id(small_corpus.NEAR_ORIGINAL), doc_id(small_corpus.NEAR_COPY))]
+    assert alpha_first == ("alpha", small_corpus.NEAR_ORIGINAL)
+
+
+def test_what_was_removed_is_counted_by_pool_and_crawl_and_shown(corpus: Path) -> None:
+    built = build(write_recipe(corpus), corpus / "home", "document_tokens")
+    rows, counts = rows_of(built), built.refs["lsh_clusters"].counts
+    removed = [row for row in rows if row["reason"].endswith("duplicate")]
+    text_of = {row["doc_id"]: row["text"] for row in rows}
+    kept = {row["doc_id"]: row for row in rows if row["kept"]}
+    assert counts["text_bytes"] == sum(len(row["text"].encode()) for row in rows)
+    assert counts["removed_bytes"] == sum(len(row["text"].encode()) for row in removed) > 0
+    for by in ("pool", "dump"):
+        expected = Counter((row[by], kept[row["kept_doc_id"]][by]) for row in removed)
+        found = {
+            (row["removed"], row["kept"]): row["documents"] for row in table(built, BY_PAIR_NAME) if row["by"] == by
+        }
+        assert found == expected
+    for row in table(built, EVIDENCE_NAME):
+        assert row["jaccard"] == pytest.approx(jaccard(text_of[row["removed_doc_id"]], text_of[row["kept_doc_id"]]))
+    examples = table(built, EXAMPLES_NAME)
+    assert [row["jaccard"] for row in examples] == sorted((row["jaccard"] for row in examples), reverse=True)
+    assert {row["jaccard"] == 1 for row in examples} == {True, False}
+    for row in examples:
+        assert text_of[row["removed_doc_id"]].startswith(row["removed_text"])
+        assert text_of[row["kept_doc_id"]].startswith(row["kept_text"])
+    sizes = Counter(row["cluster_id"] for row in rows)
+    dumps = {cluster: {row["dump"] for row in rows if row["cluster_id"] == cluster} for cluster in sizes}
+    shared = [cluster for cluster, size in sizes.items() if size > 1]
+    assert counts["clusters_within_one_dump"] == sum(len(dumps[cluster]) == 1 for cluster in shared)
+    assert counts["clusters_over_several_dumps"] == sum(len(dumps[cluster]) > 1 for cluster in shared)
+    largest = table(built, LARGEST_NAME)
+    assert [row["documents"] for row in largest] == sorted((sizes[cluster] for cluster in shared), reverse=True)[:20]
+    for row in largest:
+        texts = [other["text"] for other in rows if other["cluster_id"] == row["cluster_id"]]
+        found = [jaccard(left, right) for number, left in enumerate(texts) for right in texts[:number]]
+        assert (row["min_jaccard"], row["mean_jaccard"]) == pytest.approx((min(found), sum(found) / len(found)))
+        assert kept_text(rows, row["cluster_id"]).startswith(row["first_words"])
+    tokens = built.refs["document_tokens"].counts
+    assert 0 < tokens["removed_tokens"] < tokens["tokens"]
+
+
+def kept_text(rows: list[dict], cluster: bytes) -> str:
+    (text,) = [row["text"] for row in rows if row["cluster_id"] == cluster and row["kept"]]
+    return text
+
+
+def test_references_are_counted_as_documents_and_as_clusters(corpus: Path) -> None:
+    built = build(write_recipe(corpus), corpus / "home", UPTO)
+    rows, sets = rows_of(built), built.refs["lsh_clusters"].counts["references"]
+    held_out = [row for row in rows if "held_out" in row["references"].split(",")]
+    assert sets["held_out"]["texts"] == 3
+    assert sets["held_out"]["exact_documents"] == 1
+    assert sets["held_out"]["near_documents"] == len(held_out) >= 3
+    assert sets["held_out"]["kept_out_of_validation"] == sum(row["kept"] for row in held_out)
+    hits = [row for row in table(built, HITS_NAME) if row["reference_set"] == "held_out"]
+    assert Counter(row["kind"] for row in hits)["exact"] == 1
+    text_of = {row["doc_id"]: row["text"] for row in rows}
+    texts = {doc_id(text): text for text in (corpus / "held_out.txt").read_text().splitlines()}
+    for row in hits:
+        assert row["jaccard"] == pytest.approx(jaccard(texts[row["reference_doc_id"]], text_of[row["doc_id"]]))
+
+
+QUESTION = "Which river did the old surveyors of the northern province follow when they drew its border"
+SHORT_QUESTION = "How many moons had the sixth planet then"
+TINY_QUESTION = "Who wrote it"
+PHRASE = "all rights reserved by the owners of this site and of its several pages"
+
+
+def benchmark_recipe(corpus: Path, action: str = "train_only", **overlap: int) -> Path:
+    (corpus / "exam.txt").write_text("\n".join([QUESTION, SHORT_QUESTION, TINY_QUESTION, PHRASE]), encoding="utf-8")
+    exam = {"name": "exam", "kind": "file", "path": "exam.txt", "action": action, "overlap": overlap}
+    references = [*small_corpus.RECIPE["references"], {**exam, "universe_documents": 1_000_000}]
+    return write_recipe(corpus, {"references": references}, "benchmark.yaml")
+
+
+def plant_questions(corpus: Path) -> dict[str, str]:
+    texts = {
+        "whole": f"{small_corpus.sentences(5070)} {QUESTION}? {small_corpus.sentences(5071)}",
+        "part": f"{small_corpus.sentences(5072)} {' '.join(QUESTION.upper().split()[:13])} {small_corpus.sentences(5073)}",
+        "too little": f"{small_corpus.sentences(5074)} {' '.join(QUESTION.split()[:12])} {small_corpus.sentences(5075)}",
+        "short": f"{small_corpus.sentences(5076)} {SHORT_QUESTION}. {small_corpus.sentences(5077)}",
+        "tiny": f"{small_corpus.sentences(5078)} {TINY_QUESTION}. {small_corpus.sentences(5079)}",
+    }
+    common = [f"{small_corpus.sentences(number)} {PHRASE}" for number in range(5_100, 5_112)]
+    plant(corpus, [{"text": text} for text in [*texts.values(), *common]])
+    return texts
+
+
+def test_benchmark_items_are_found_by_their_runs_of_words(corpus: Path) -> None:
+    texts = plant_questions(corpus)
+    built = build(benchmark_recipe(corpus), corpus / "home", UPTO)
+    rows = {row["text"]: row for row in rows_of(built)}
+    hits = {
+        (row["doc_id"], row["num_ngrams"], row["excerpt"])
+        for row in table(built, HITS_NAME)
+        if row["kind"] == "overlap"
+    }
+    first = " ".join(QUESTION.lower().split()[:13])
+    assert hits == {
+        (doc_id(texts["whole"]), 4, first),
+        (doc_id(texts["part"]), 1, first),
+        (doc_id(texts["short"]), 1, SHORT_QUESTION.lower()),
+    }
+    assert {name for name, text in texts.items() if "exam" in rows[text]["references"]} == {"whole", "part", "short"}
+    boilerplate = table(built, BOILERPLATE_NAME)
+    assert {(row["reference_set"], row["num_documents"]) for row in boilerplate} == {("exam", 12)}
+    assert not any("exam" in row["references"] for row in rows.values() if row["text"].endswith(PHRASE))
+    assert all(rows[texts[name]]["barred"] for name in ("whole", "part", "short"))
+    counts = built.refs["lsh_clusters"].counts["references"]["exam"]
+    assert (counts["texts"], counts["overlap_hits"], counts["near_documents"]) == (4, 3, 3)
+    assert counts["exact_by_chance"] == pytest.approx(4 * len(rows_of(built)) / 1_000_000)
+    assert_laws_hold(built)
+
+
+def test_excluded_items_take_their_documents_out(corpus: Path) -> None:
+    plant_questions(corpus)
+    built = build(benchmark_recipe(corpus, "exclude", max_documents=50), corpus / "home", UPTO)
+    reasons = Counter(row["reason"] for row in rows_of(built) if "exam" in row["references"])
+    assert reasons == {"reference": 15}
+    assert table(built, BOILERPLATE_NAME) == []
+    assert_laws_hold(built)
+
+
+@pytest.mark.parametrize("lost", ["hit", "runs"])
+def test_an_overlap_that_is_not_recorded_breaks_the_law(corpus: Path, lost: str) -> None:
+    texts = plant_questions(corpus)
+    built = build(benchmark_recipe(corpus), corpus / "home", UPTO)
+    path = built.folder("lsh_clusters") / HITS_NAME
+    hits = pq.read_table(path)
+    rows = hits.to_pylist()
+    (at,) = [number for number, row in enumerate(rows) if row["doc_id"] == doc_id(texts["whole"])]
+    if lost == "hit":
+        del rows[at]
+    else:
+        rows[at]["num_ngrams"] += 1
+    pq.write_table(small_corpus.pa.Table.from_pylist(rows, schema=hits.schema), path)
+    verdict = judged("reference_texts_are_found", built)
+    assert verdict.num_violations == 1
+    assert doc_id(texts["whole"]).hex()[:16] in verdict.examples[0]["violation"]
+
+
+def test_a_benchmark_question_in_validation_breaks_the_law(corpus: Path) -> None:
+    texts = plant_questions(corpus)
+    built = build(benchmark_recipe(corpus), corpus / "home", UPTO)
+    for unit in units_in(built.stage, built.refs["split_documents"]):
+        path = built.stage.store.folder(unit) / "documents.parquet"
+        documents = pq.read_table(path)
+        rows = documents.to_pylist()
+        for row in rows:
+            if row["text"] == texts["part"]:
+                assert row["split"] == "train"
+                row["split"] = "validation"
+        pq.write_table(small_corpus.pa.Table.from_pylist(rows, schema=documents.schema), path)
+    assert judged("no_reference_text_is_in_validation", built).num_violations == 1
+
+
+def test_deduplicating_what_is_kept_removes_nothing(corpus: Path) -> None:
+    first = build(write_recipe(corpus), corpus / "home", "lsh_clusters")
+    kept = [row for row in rows_of(first) if row["kept"]]
+    again = corpus / "again"
+    for pool in ("alpha", "beta"):
+        small_corpus.write_rows(again / pool / "kept.parquet", [
+            {"text": row["text"], "id": row["id"], "dump": row["dump"], "url": row["url"]}
+            for row in kept if row["pool"] == pool
+        ])  # fmt: skip
+    (again / "held_out.txt").write_text((corpus / "held_out.txt").read_text())
+    second = build(write_recipe(again), again / "home", "lsh_clusters")
+    assert {row["reason"] for row in rows_of(second)} == {"kept"}
+    assert second.refs["lsh_clusters"].counts["documents"] == len(kept)
+
+
+@pytest.mark.parametrize("changes", [{"dedup.num_buckets": 8}, {"reading.stripes": 5, "reading.stripes_read": 5}])
+@pytest.mark.parametrize("options", [{}, {"dedup.verify_jaccard": 0.6}, {"dedup.scope": "dump"}])
+def test_buckets_and_stripes_change_no_decision(corpus: Path, changes: dict, options: dict) -> None:
+    one = build(write_recipe(corpus, options), corpus / "home", "lsh_clusters")
+    other = build(write_recipe(corpus, {**options, **changes}, "other.yaml"), corpus / "other", "lsh_clusters")
+    columns = ("doc_id", "pool", "file", "row_group", "row", "cluster_id", "kept", "kept_doc_id", "reason", "barred")
+    found = [sorted(tuple(row[name] for name in columns) for row in rows_of(built)) for built in (one, other)]
+    assert found[0] == found[1]
+    evidence = [
+        sorted(map(json.dumps, ({k: str(v) for k, v in row.items()} for row in table(built, EVIDENCE_NAME))))
+        for built in (one, other)
+    ]
+    assert evidence[0] == evidence[1]
+
+
+def test_a_changed_file_costs_its_own_signatures_only(corpus: Path) -> None:
+    recipe = write_recipe(corpus)
+    before = build(recipe, corpus / "home", "lsh_clusters")
+    rows = small_corpus.corpus_rows()["beta"]["b_000"]
+    rows[0]["text"] = small_corpus.sentences(8_888)
+    small_corpus.write_rows(corpus / "beta" / "b_000.parquet", rows)
+    after = build(recipe, corpus / "home", "lsh_clusters")
+    digests = [
+        {unit.unit: unit.digest for unit in units_in(built.stage, built.refs["minhash_signatures"])}
+        for built in (before, after)
+    ]
+    changed = {unit for unit in digests[0] if digests[0][unit] != digests[1][unit] and "references" not in unit}
+    assert len(changed) == 1
+    signed = Counter(path.parts[-3] for path in (corpus / "home" / "minhash_signatures").glob("*/*/manifest.json"))
+    corpus_units = [unit for unit in digests[1] if "references" not in unit]
+    assert {unit: signed[unit] for unit in corpus_units} == {unit: 1 + (unit in changed) for unit in corpus_units}
+    assert after.refs["lsh_clusters"].identity != before.refs["lsh_clusters"].identity
+    assert read_json(after.folder("minhash_signatures") / "units.json")
