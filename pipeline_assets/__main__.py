@@ -2,6 +2,7 @@
 
 run [--without-training] [--json FILE]   materialize, print the table; exit status 1 with the reason last
 instance                                 prepare Dagster's home below CORPUSMILL_HOME and print its path
+find [TEXT | --file FILE | -]            is this text in the corpus? exit status 0 when found, 1 when not, 2 on an error
 """
 
 import argparse
@@ -9,6 +10,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,9 +20,10 @@ import dagster as dg
 from dagster import DagsterEventType
 
 from pipeline_assets.recipe import STAGES, load_recipe
+from pipeline_assets.references import PipelineResource
 from resources.artifact_store import home_folder
 from resources.execution import PROCESS_TAG, close_dead_runs, open_instance, prepare_instance, process_lock
-from training_io.errors import CorpusmillError, RecipeError
+from training_io.errors import CorpusmillError, RecipeError, SourceError
 
 TRAINING_ASSET = "varlen_training_run"
 COLUMNS = ("stage", "asset", "stripes", "rows", "tokens", "bytes", "seconds", "passed", "warned", "failed")
@@ -51,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     running.add_argument("--without-training", action="store_true", help="stop at the hand-off package; needs no torch")
     running.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON to a file as well")
     commands.add_parser("instance", help="prepare Dagster's home and print its path")
+    _add_find(commands)
     parsed = parser.parse_args(arguments)
+    if parsed.command == "find":
+        return _find(parsed)
     try:
         home = home_folder()
         instance_folder = prepare_instance(home)
@@ -106,6 +112,56 @@ def _run(home: Path, instance_folder: Path, without_training: bool, output: Path
         sys.stdout.flush()  # the reason comes last, also where both streams go to one file
         print("\nFailed:\n" + "\n".join(reasons), file=sys.stderr)
     return 0 if result.success else 1
+
+
+def _add_find(commands: Any) -> None:
+    finding = commands.add_parser("find", help="is this text in the corpus? 0 when found, 1 when not, 2 on an error")
+    texts = finding.add_mutually_exclusive_group(required=True)
+    texts.add_argument("text", nargs="?", metavar="TEXT", help="the text; - reads it from standard input")
+    texts.add_argument("--file", type=Path, metavar="FILE", help="a UTF-8 file that holds the text")
+    finding.add_argument("--json", action="store_true", help="print the answer as JSON")
+    finding.add_argument("--limit", type=_at_least_one, default=10, metavar="N", help="how many to print (default 10)")
+    finding.add_argument("--redis", metavar="HOST:PORT", help="look in an index in Redis (default: CORPUSMILL_REDIS)")
+
+
+def _at_least_one(value: str) -> int:
+    number = int(value)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, found {number:,}")
+    return number
+
+
+def _find(parsed: argparse.Namespace) -> int:
+    from pipeline_assets.answers import answer_lines
+    from pipeline_assets.lookup import look_up
+    from resources.redis_index import redis_address
+
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        pipeline = PipelineResource().open()
+        answers = look_up(pipeline, _given_texts(parsed), redis_address(parsed.redis))
+        answer = next((answer for answer in answers if answer.is_identical), answers[0])
+        print(answer.to_json(parsed.limit) if parsed.json else "\n".join(answer_lines(answer, parsed.limit)))
+        sys.stdout.flush()
+    except (CorpusmillError, OSError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except Exception:  # noqa: BLE001 - Python's own exit status, 1, would say that nothing was found
+        traceback.print_exc()
+        return 2
+    return 0 if answer.matches else 1
+
+
+def _given_texts(parsed: argparse.Namespace) -> list[str]:
+    """The text; one from a file also without its last line end, which editors and `echo` add."""
+    if parsed.file is None and parsed.text != "-":
+        return [parsed.text]
+    content = sys.stdin.buffer.read() if parsed.file is None else parsed.file.read_bytes()
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{parsed.file or 'standard input'}: expected UTF-8 text, found {error}.") from error
+    return list(dict.fromkeys([text, text.removesuffix("\n").removesuffix("\r")]))
 
 
 def _lines(events: Sequence[dg.DagsterEvent], assets: Sequence[str]) -> list[AssetLine]:
