@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-REQUIREMENTS = HERE / "requirements-peers.txt"
+REQUIREMENTS = {HERE / "requirements-peers.txt": (), HERE / "requirements-peers-alone.txt": ("--no-deps",)}
 SCRIPTS = HERE / "peers"
 
 Ask = Callable[[str], dict[str, Any]]
@@ -23,13 +23,19 @@ Ask = Callable[[str], dict[str, Any]]
 
 def peer_python(folder: Path) -> Path:
     """The interpreter of the peers' environment, which is installed first unless its requirements are those asked."""
-    python, installed = folder / "bin" / "python", folder / REQUIREMENTS.name
-    if not installed.is_file() or installed.read_bytes() != REQUIREMENTS.read_bytes():
+    python = folder / "bin" / "python"
+    if not all(_is_installed(folder, path) for path in REQUIREMENTS):
         print(f"installing the peers into {folder}", file=sys.stderr)
         venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", REQUIREMENTS], check=True)
-        installed.write_bytes(REQUIREMENTS.read_bytes())
+        for path, options in REQUIREMENTS.items():
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *options, "-r", path], check=True)
+            (folder / path.name).write_bytes(path.read_bytes())
     return python
+
+
+def _is_installed(folder: Path, requirements: Path) -> bool:
+    installed = folder / requirements.name
+    return installed.is_file() and installed.read_bytes() == requirements.read_bytes()
 
 
 @contextmanager

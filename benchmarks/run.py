@@ -8,7 +8,7 @@ project's own limit. Rates are of this machine; ratios travel better, and even t
 file says what is timed on either side.
 
 The text is the Parquet folder in CORPUSMILL_BENCH_TEXT, else the text of the installed packages; of more than
-`--megabytes`, a part. Peers are installed into `.venv-bench` from `requirements-peers.txt` when an entry needs them.
+`--megabytes`, a part. Peers are installed into `.venv-bench` from `requirements-peers*.txt` when an entry needs them.
 The JSON report (`bench-results/`, or `--output`) holds the machine, versions, text, every run's seconds and all
 figures. Times are wall-clock: close other programs.
 """
@@ -30,8 +30,8 @@ from measure import Row, report_of, table_of
 ROOT = Path(__file__).resolve().parent.parent
 
 # Each is a file here with a function `measure(bench) -> list[Row]`.
-ENTRIES = ("signatures", "tokenizing", "packing", "assembly", "whole_flow")
-NEED_TEXT = frozenset({"signatures", "tokenizing", "whole_flow"})
+ENTRIES = ("signatures", "lsh", "deduplication", "tokenizing", "packing", "assembly", "whole_flow")
+NEED_TEXT = frozenset({"signatures", "deduplication", "tokenizing", "whole_flow"})
 OUR_LIBRARIES = ("numpy", "numba", "pyarrow", "tokenizers", "datasketch", "dagster")
 
 ONE_THREAD = {

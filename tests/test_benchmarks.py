@@ -10,6 +10,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import naive_clusters
+import naive_text
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -43,7 +45,8 @@ def peers_dir(tmp_path):
     python = folder / "bin" / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
     python.chmod(0o755)
-    shutil.copy(BENCHMARKS / "requirements-peers.txt", folder)
+    for requirements in BENCHMARKS.glob("requirements-peers*.txt"):
+        shutil.copy(requirements, folder)
     return folder
 
 
@@ -158,6 +161,128 @@ def test_entries_with_peers_run(load, tmp_path, text_dir, peers_dir):
     assert encoding.extra["vocab_size"] > 256
     for row in (signing, encoding):
         assert len(row.ours_seconds) == len(row.peer_seconds) == 2
+
+
+def test_the_peer_finds_the_same_clusters_in_memory(load, tmp_path, peers_dir):
+    bench = load("bench").Bench(
+        runs=2, max_bytes=1, peers_dir=peers_dir, tokenizer_path=None, scratch=tmp_path / "scratch"
+    )
+    row = load("lsh").in_memory(bench, runs=2, num_documents=5_000)
+    assert row.extra["num_clustered"] > 20
+    assert len(row.ours_seconds) == len(row.peer_seconds) == 2
+
+
+def test_planted_copies_are_as_similar_as_they_should_be(load):
+    lsh = load("lsh")
+    signatures, documents = lsh.planted_signatures(20_000), np.arange(20_000)
+    copies = documents[lsh.is_copy(documents)]
+    equal = (signatures[copies] == signatures[lsh.originals(copies)]).mean(axis=1)
+    assert (lsh.originals(copies) < copies).all()
+    assert equal.min() < 0.65
+    assert equal.max() > 0.95
+    assert abs(equal.mean() - 0.8) < 0.02
+    others = documents[2:][~lsh.is_copy(documents[2:])]
+    assert not (signatures[others] == signatures[lsh.originals(others)]).mean(axis=1).any()
+
+
+def test_buckets_end_in_the_planted_clusters(load, tmp_path, monkeypatch):
+    lsh = load("lsh")
+    monkeypatch.setattr(lsh, "UNIT_DOCUMENTS", 300)
+    size = lsh.Size(num_documents=1_000, num_buckets=4)
+    labels = lsh.write_units(tmp_path / "1000", size)
+    keys = np.concatenate([np.fromfile(path, np.uint64) for path in sorted(tmp_path.glob("1000/*.keys"))])
+    nodes = np.concatenate([np.fromfile(path, np.uint32) for path in sorted(tmp_path.glob("1000/*.documents"))])
+    edges = naive_text.star_edges(keys.tolist(), nodes.tolist())
+    assert len(keys) == 14_000
+    assert labels.tolist() == naive_text.components(1_000, edges)
+    assert 900 < len(set(labels.tolist())) < 1_000
+    answer = lsh.run_in_buckets(tmp_path, size)
+    assert answer["digest"] == lsh.digest_of(labels)
+    assert answer["peak_bytes"] > 10_000_000
+
+
+def test_buckets_are_timed_at_two_sizes(load, tmp_path):
+    lsh = load("lsh")
+    small, large = (lsh.Size(num_documents=number, num_buckets=1) for number in (1_000, 2_000))
+    row = lsh.in_buckets(tmp_path, 2, small, large)
+    assert len(row.ours_seconds) == 2
+    assert {bar.figure for bar in row.bars} < set(row.extra)
+
+
+def plain_pairs(texts, least):
+    """Every pair at least so alike, by sets of 5 words."""
+    hashes = [naive_text.shingle_hashes(text, 5) for text in texts]
+    every = ((left, right) for right in range(len(texts)) for left in range(right))
+    alike = {(left, right): naive_text.jaccard(hashes[left], hashes[right]) for left, right in every}
+    return {pair: similarity for pair, similarity in alike.items() if similarity >= least}
+
+
+@pytest.fixture
+def copied(load):
+    """Texts of 60 words, each the beginning of a row of numbers, and their near copies."""
+    deduplication = load("deduplication")
+    rows = [" ".join(f"word{(row * 50 + at) % 700}," for at in range(60)) for row in range(12)]
+    texts, planted = deduplication.with_copies(pa.array([*rows, "too short"], pa.large_string()))
+    assert texts.to_pylist()[:12] == rows
+    assert planted.tolist() == [[number % 12, 12 + number] for number in range(24)]
+    return deduplication, texts, planted
+
+
+def test_alike_pairs_are_those_of_the_plain_sets(copied):
+    deduplication, texts, planted = copied
+    alike = deduplication.alike_pairs(texts, 5)
+    expected = plain_pairs(texts.to_pylist(), 0.7)
+    assert dict(zip(map(tuple, alike.pairs.tolist()), alike.similarities.tolist(), strict=True)) == expected
+    assert 5 < len(expected) < 36
+    deduplication.require_planted(texts, planted, alike)
+    fewer = deduplication.Alike(pairs=alike.pairs[1:], similarities=alike.similarities[1:])
+    with pytest.raises(InvariantBroken, match="planted pairs"):
+        deduplication.require_planted(texts, planted[::-1], fewer)
+
+
+def test_near_copies_keep_all_but_words(load):
+    near_copy, text = load("deduplication").near_copy, "A cat, (the)\n\tdog; a man."
+    assert near_copy(text, 0.0, np.random.default_rng(0)) == text
+    replaced = near_copy(text, 1.0, np.random.default_rng(0))
+    assert load("deduplication").WORD.sub("#", replaced) == "# #, (#)\n\t#; # #."
+    assert not set(text.split()) & set(replaced.split())
+
+
+def test_quality_counts_pairs_of_clusters(copied):
+    deduplication, texts, _ = copied
+    alike = deduplication.alike_pairs(texts, 5)
+    params = MinHashParams()
+    ours = deduplication.found_by_us(texts, params, alike)
+    figures = deduplication.quality_of(ours, alike)
+    alike_pairs = plain_pairs(texts.to_pylist(), 0.8)
+    sets = naive_clusters.components(len(texts), np.argwhere(ours.labels[:, None] == ours.labels).tolist())
+    together = {(left, right) for right in range(len(texts)) for left in range(right) if left in sets[right]}
+    assert figures["pairs_0.8"] == len(alike_pairs)
+    assert figures["recall_0.8"] == pytest.approx(len(together & set(alike_pairs)) / len(alike_pairs))
+    assert figures["precision_0.8"] == pytest.approx(len(together & set(alike_pairs)) / len(together))
+    assert figures["expected_recall_0.8"] == pytest.approx(
+        np.mean([1 - (1 - s**8) ** 14 for s in alike_pairs.values()])
+    )
+    assert figures["band_recall_0.8"] <= figures["recall_0.8"]
+    assert deduplication.num_removed_again(texts, params) == 0
+    answer = {
+        "labels": ours.labels.tolist(),
+        "shares_band": ours.shares_band.tolist(),
+        "num_bands": 14,
+        "rows_per_band": 8,
+    }
+    theirs = deduplication.quality_of(deduplication.found_by_peer(answer), alike)
+    row = deduplication.row_of(len(texts), {"ours": [1.0], "peer": [50.0]}, "other 1.0", figures, theirs)
+    assert row.extra["peer_recall_0.8"] == figures["recall_0.8"]
+    assert f"J ≥ 0.8 ({len(alike_pairs)} pairs): recall" in row.note
+
+
+def test_quality_of_nothing_is_perfect(load):
+    deduplication = load("deduplication")
+    none = np.empty((0, 2), np.int64)
+    found = deduplication.Found(labels=np.arange(3), shares_band=none[:, 0] > 0, num_bands=2, rows_per_band=2)
+    figures = deduplication.quality_of(found, deduplication.Alike(pairs=none, similarities=none[:, 0] * 1.0))
+    assert {name: value for name, value in figures.items() if "pairs" not in name and value != 1.0} == {}
 
 
 def test_packing_refuses_to_time_a_wrong_packing(load):

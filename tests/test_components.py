@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline_assets.transforms.components import connected_components
+from pipeline_assets.transforms.components import components_of_parts, connected_components
 
 
 @st.composite
@@ -21,6 +21,18 @@ def test_labels_are_smallest_reachable_nodes_whatever_the_order_of_pairs(graph, 
     shuffled = [pair[:: random.choice([1, -1])] for pair in random.sample(pairs, len(pairs))]
     for some in (pairs, shuffled):
         assert connected_components(num_nodes, np.array(some, dtype=np.int64).reshape(-1, 2)).tolist() == expected
+
+
+@given(graphs(), st.lists(st.integers(0, 30), max_size=4))
+def test_pairs_may_come_in_any_parts(graph, cuts):
+    num_nodes, pairs = graph
+    rows = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    parts = np.split(rows, sorted(cuts))
+    assert components_of_parts(num_nodes, iter(parts)).tolist() == naive_text.components(num_nodes, pairs)
+
+
+def test_no_parts_leave_every_node_alone():
+    assert components_of_parts(3, iter([])).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("step", [1, -1])

@@ -8,8 +8,6 @@ first called, and the code location loads without it.
 import numba as nb
 import numpy as np
 
-from pipeline_assets.transforms.lsh import NO_KEY
-from pipeline_assets.transforms.minhash import EMPTY_VALUE
 from pipeline_assets.transforms.shingles import BASE
 from pipeline_assets.transforms.words import SINGLE
 
@@ -33,7 +31,6 @@ READ_U8 = nb.types.Array(nb.uint8, 1, "C", readonly=True)
 READ_U32 = nb.types.Array(nb.uint32, 1, "C", readonly=True)
 READ_I64 = nb.types.Array(nb.int64, 1, "C", readonly=True)
 READ_PAIRS = nb.types.Array(nb.int64, 2, "C", readonly=True)
-READ_SIGNATURES = nb.types.Array(nb.uint32, 2, "C", readonly=True)
 
 
 @nb.njit(inline="always")
@@ -164,38 +161,6 @@ def sign(hashes, offsets, multipliers, addends, signatures):  # type: ignore[no-
                 for index in range(num):
                     least = min(least, np.uint32(np.uint32(multiplier * mixed[index]) + addend))
                 signature[permutation] = least
-
-
-@nb.njit(nb.void(READ_SIGNATURES, nb.int64, nb.uint64[:, ::1]), nogil=True, cache=True)
-def band_keys(signatures, rows_per_band, keys):  # type: ignore[no-untyped-def]
-    for document in range(keys.shape[0]):
-        has_words = False
-        for band in range(keys.shape[1]):
-            key = fmix64(np.uint64(band + 1))
-            for value in signatures[document, band * rows_per_band : (band + 1) * rows_per_band]:
-                has_words |= value != EMPTY_VALUE
-                key = fmix64(key ^ np.uint64(value))
-            keys[document, band] = max(key, np.uint64(1))
-        if not has_words:
-            keys[document] = NO_KEY
-
-
-@nb.njit
-def _root(parents, node):  # type: ignore[no-untyped-def]
-    while parents[node] != node:
-        parents[node] = parents[parents[node]]
-        node = parents[node]
-    return node
-
-
-@nb.njit(nb.void(nb.int64[::1], READ_PAIRS), nogil=True, cache=True)
-def link(parents, pairs):  # type: ignore[no-untyped-def]
-    for row in range(len(pairs)):
-        first, second = _root(parents, pairs[row, 0]), _root(parents, pairs[row, 1])
-        parents[max(first, second)] = min(first, second)
-    for node in range(len(parents)):
-        # A parent is never larger than its child: it has its final label already.
-        parents[node] = parents[parents[node]]
 
 
 @nb.njit(

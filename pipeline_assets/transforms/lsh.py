@@ -4,7 +4,9 @@ A signature's values are cut into bands of a few rows; two documents are candida
 Each band becomes one 64-bit key with the band's number mixed in, so keys of all bands can lie in one sorted file, cut
 into buckets by their top bits. Of each group of equal keys only a star is emitted, its smallest node with each other
 one: linear, and connected just as all pairs would be. Results do not depend on row order or bucket count.
-Cost: 8 bytes a key and an argsort.
+
+In bounded memory: `components_of_parts(num_nodes, (star_edges(keys, nodes) for keys, nodes in buckets))` holds one
+bucket's keys at a time and 8 bytes a document. Cost: two passes over a bucket's keys and 8 bytes a key beside them.
 """
 
 import numpy as np
@@ -13,11 +15,15 @@ import numpy.typing as npt
 from pipeline_assets.transforms.arrays import I64, U32, U64
 from pipeline_assets.transforms.minhash import MinHashParams
 
+PART_KEYS = 4096  # in a part, so that its table of twice as many slots stays in the second-level cache
+MAX_PART_BITS = 11  # writing to more parts in turn misses the translation buffer at every key
+
+HALF, LOW_HALF = np.uint64(32), np.uint64(0xFFFFFFFF)
 NO_KEY = np.uint64(0)  # the keys of a document without words; it equals nothing, not even itself
 
 
 def band_keys(signatures: U32, params: MinHashParams) -> U64:
-    """One key for each band of each document: uint32[n, num_perm] -> uint64[n, num_bands].
+    """One key for each band of each document: uint32[n, num_perm] -> uint64[n, num_bands], a band's keys contiguous.
 
     From h = fmix64(band number + 1), each value v of the band is folded in: h = fmix64(h ^ v). A row of a document
     without words gets NO_KEY in every band.
@@ -25,17 +31,17 @@ def band_keys(signatures: U32, params: MinHashParams) -> U64:
     >>> band_keys(np.full((1, 112), 2**32 - 1, np.uint32), MinHashParams()).any()
     np.False_
     """
-    from pipeline_assets.transforms import kernels  # numba takes a second to import: not with the code location
+    from pipeline_assets.transforms import lsh_kernels  # numba takes a second to import: not with the code location
 
     assert signatures.dtype == np.uint32, signatures.dtype
     assert signatures.shape[1] == params.num_perm, (signatures.shape, params.num_perm)
-    keys = np.empty((len(signatures), params.num_bands), dtype=np.uint64)
-    kernels.band_keys(np.ascontiguousarray(signatures), params.rows_per_band, keys)
-    return keys
+    keys_by_band = np.empty((params.num_bands, len(signatures)), dtype=np.uint64)
+    lsh_kernels.band_keys(np.ascontiguousarray(signatures), params.rows_per_band, keys_by_band)
+    return keys_by_band.T
 
 
-def star_edges(keys: U64, nodes: I64) -> I64:
-    """Within each group of equal keys, the smallest node with each other one: uint64[k], int64[k] -> int64[m, 2].
+def star_edges(keys: U64, nodes: U32 | I64) -> I64:
+    """Within each group of equal keys, the smallest node with each other one: uint64[k], k nodes -> int64[m, 2].
 
     i < j in each row; rows are unique and sorted. Keys may come from several bands and in any order.
 
@@ -43,24 +49,31 @@ def star_edges(keys: U64, nodes: I64) -> I64:
     [[3, 5], [3, 8]]
     """
     assert len(keys) == len(nodes), (len(keys), len(nodes))
-    order = np.argsort(keys)
-    order = order[_is_repeated(keys[order])]
-    order = order[keys[order] != NO_KEY]
-    if not len(order):
+    first, other = _equal_positions(keys)
+    if not len(first):
         return np.empty((0, 2), dtype=np.int64)
-    keys, nodes = keys[order], nodes[order]
-    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-    smallest = np.repeat(np.minimum.reduceat(nodes, starts), np.diff(starts, append=len(keys)))
-    other = nodes != smallest
-    return unique_pairs(np.column_stack([smallest[other], nodes[other]]))
+    starts = np.flatnonzero(np.append(True, first[1:] != first[:-1]))
+    first_node, other_node = nodes[first].astype(np.int64), nodes[other].astype(np.int64)
+    smallest = np.repeat(np.minimum.reduceat(other_node, starts), np.diff(starts, append=len(first)))
+    smallest = np.minimum(smallest, first_node)
+    other_node = np.where(other_node == smallest, first_node, other_node)
+    is_edge = other_node != smallest  # a node that has a key twice is no edge
+    return unique_pairs(np.column_stack([smallest, other_node])[is_edge])
 
 
-def _is_repeated(ascending: U64) -> npt.NDArray[np.bool_]:
-    """Which of ascending keys equal a neighbour: most documents are alone in most buckets."""
-    is_repeated = np.zeros(len(ascending), dtype=np.bool_)
-    is_repeated[1:] = ascending[1:] == ascending[:-1]
-    is_repeated[:-1] |= is_repeated[1:]
-    return is_repeated
+def _equal_positions(keys: U64) -> tuple[I64, I64]:
+    """For every key that occurred before, its first position and this one, by first position; NO_KEY occurs never.
+
+    Keys are not sorted, since most are alone: they are dealt into parts, each of which goes through a hash table.
+    """
+    from pipeline_assets.transforms import lsh_kernels  # numba takes a second to import: not with the code location
+
+    assert keys.dtype == np.uint64, keys.dtype
+    assert len(keys) < 1 << 32, f"{len(keys):,} keys: use more buckets"
+    part_bits = min(MAX_PART_BITS, (len(keys) // PART_KEYS).bit_length())
+    pairs = np.empty(len(keys), dtype=np.uint64)
+    num = lsh_kernels.pair_equal(np.ascontiguousarray(keys), part_bits, len(keys).bit_length(), pairs)
+    return _unpacked(np.sort(pairs[:num]))
 
 
 def candidate_pairs(band_keys: U64) -> I64:
@@ -72,7 +85,7 @@ def candidate_pairs(band_keys: U64) -> I64:
     [[0, 1], [1, 2]]
     """
     nodes = np.arange(len(band_keys), dtype=np.int64)
-    stars = [star_edges(band, nodes) for band in np.ascontiguousarray(band_keys.T)]
+    stars = [star_edges(band, nodes) for band in band_keys.T]
     return unique_pairs(np.concatenate([np.empty((0, 2), dtype=np.int64), *stars]))
 
 
@@ -82,8 +95,13 @@ def unique_pairs(pairs: I64) -> I64:
         return pairs
     assert pairs.min() >= 0, pairs.min()
     assert pairs.max() < 1 << 32, pairs.max()
-    packed = np.unique(pairs[:, 0].astype(np.uint64) << np.uint64(32) | pairs[:, 1].astype(np.uint64))
-    return np.column_stack([packed >> np.uint64(32), packed & np.uint64(0xFFFFFFFF)]).astype(np.int64)
+    packed = np.sort(pairs[:, 0].astype(np.uint64) << HALF | pairs[:, 1].astype(np.uint64))
+    packed = packed[np.append(True, packed[1:] != packed[:-1])]  # np.unique hashes: 60 times slower
+    return np.column_stack(_unpacked(packed))
+
+
+def _unpacked(packed: U64) -> tuple[I64, I64]:
+    return (packed >> HALF).astype(np.int64), (packed & LOW_HALF).astype(np.int64)
 
 
 def bucket_bounds(sorted_keys: U64, num_buckets: int) -> I64:
