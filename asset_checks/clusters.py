@@ -1,5 +1,6 @@
 """Promise: clusters are the components of documents that share a bucket, and nothing is removed without evidence."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 
@@ -7,13 +8,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asset_checks.similarity import Runs, are_alike, items_in, searched_runs, texts_of, word_runs
+from asset_checks.similarity import (
+    Runs,
+    are_alike,
+    documents_with_run,
+    items_in,
+    searched_runs,
+    texts_of,
+    word_runs,
+)
 from asset_checks.verdicts import MAX_EXAMPLES, Verdict, law, verdict_of
 from pipeline_assets.clusters import slice_name, split_units
 from pipeline_assets.corpus import Corpus
 from pipeline_assets.duplicates import EVIDENCE_NAME
 from pipeline_assets.recipe import Dedup, TokenizerSample
-from pipeline_assets.reference_hits import HITS_NAME
+from pipeline_assets.reference_hits import BOILERPLATE_NAME, HITS_NAME, overlaps_of
 from pipeline_assets.signatures import SIGNATURES, minhash_params
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage, units_in
@@ -28,6 +37,7 @@ DUPLICATES = ("exact_duplicate", "near_duplicate")
 MAX_VERIFIED_CLUSTERS = 100  # recounted with Python sets, and of so many members at most
 MAX_VERIFIED_CLUSTER = 64
 MAX_VERIFIED_PAIRS = 200
+MAX_BOILERPLATE = 5  # runs of words whose documents are counted again
 MAX_SEARCHED = 300  # documents whose runs of words are recounted
 
 
@@ -93,18 +103,33 @@ def clusters_are_connected_components(
     claimed = np.unique(doc_id_matrix(table.column("cluster_id")), axis=0, return_inverse=True)[1].ravel()
     dedup = stage.recipe.dedup
     corpus = Corpus(stage, units_in(stage, raw_row_groups), split_units(units_in(stage, minhash_signatures))[0])
-    bands = []
-    if dedup.mode != "exact":
-        signatures = np.concatenate([stage.array(unit, SIGNATURES) for unit in corpus.signed])
-        bands = list(bands_of(signatures, minhash_params(stage.recipe).rows_per_band))
+    signatures = _all_signatures(corpus)
+    rows_per_band = minhash_params(stage.recipe).rows_per_band
     if dedup.verify_jaccard is not None:
-        violations = verified_differently(corpus, doc_ids, claimed, bands, dedup.verify_jaccard)
+        violations = verified_differently(corpus, signatures, claimed)
+    elif dedup.mode == "exact":
+        violations = _other_partition(doc_ids, _components(len(doc_ids), _equal_rows(doc_ids)), claimed)
     else:
-        edges = np.concatenate([_equal_rows(doc_ids), *map(_equal_rows, bands)])
-        violations = _other_partition(doc_ids, _components(len(doc_ids), edges), claimed)
+        violations = _other_partition(doc_ids, _near_components(doc_ids, signatures, rows_per_band), claimed)
     if dedup.scope == "dump":
-        violations += _removed_across_dumps(corpus, table, doc_ids, bands)
+        violations += _removed_across_dumps(corpus, table, doc_ids, signatures)
     return verdict_of("clusters = components of the bucket graph", violations, f"{claimed.max() + 1:,} clusters")
+
+
+def _all_signatures(corpus: Corpus) -> npt.NDArray[np.uint32]:
+    return np.concatenate([corpus.stage.array(unit, SIGNATURES) for unit in corpus.signed])
+
+
+def _near_components(
+    doc_ids: npt.NDArray[np.uint8],
+    signatures: npt.NDArray[np.uint32],
+    rows_per_band: int,
+    apart: npt.NDArray[np.uint8] | None = None,
+) -> npt.NDArray[np.int32]:
+    """Components of rows of equal text, or equal in a band; with `apart` (bytes a row), of rows equal in those too."""
+    rows = itertools.chain([doc_ids], bands_of(signatures, rows_per_band))
+    edges = [_equal_rows(row if apart is None else np.hstack([row, apart])) for row in rows]
+    return _components(len(doc_ids), np.concatenate(edges))
 
 
 def _other_partition(
@@ -124,69 +149,58 @@ def _other_partition(
 
 
 def _removed_across_dumps(
-    corpus: Corpus, table: pa.Table, doc_ids: npt.NDArray[np.uint8], bands: list[npt.NDArray[np.uint8]]
+    corpus: Corpus, table: pa.Table, doc_ids: npt.NDArray[np.uint8], signatures: npt.NDArray[np.uint32]
 ) -> list[str]:
-    """Removed rows of which no copy, in any crawl, is in one component of that crawl with the kept document."""
+    """Removed rows whose component within their own crawl does not hold the text that is kept in their place."""
     crawls = np.unique(corpus.column("dump").fill_null("").to_pylist(), return_inverse=True)[1].astype(np.uint32)
-    crawl_bytes = np.ascontiguousarray(crawls[:, None]).view(np.uint8)
-    rows = [np.hstack([band, crawl_bytes]) for band in (*bands, doc_ids)]
-    labels = _components(len(doc_ids), np.concatenate([_equal_rows(row) for row in rows])).tolist()
-    texts, used = table.column("doc_id").to_pylist(), table.column("kept").to_pylist()
-    label_of_kept = {text: label for text, label, is_kept in zip(texts, labels, used, strict=True) if is_kept}
-    components: dict[bytes, set[int]] = {}
-    for text, label in zip(texts, labels, strict=True):
-        components.setdefault(text, set()).add(label)
+    apart = np.ascontiguousarray(crawls[:, None]).view(np.uint8)
+    rows_per_band = minhash_params(corpus.stage.recipe).rows_per_band
+    labels = _near_components(doc_ids, signatures, rows_per_band, apart).tolist()
+    texts = table.column("doc_id").to_pylist()
+    held = set(zip(labels, texts, strict=True))
+    kept, reasons = table.column("kept_doc_id").to_pylist(), table.column("reason").to_pylist()
     return [
-        f"{text.hex()[:16]} was removed for {kept.hex()[:16]}, which no crawl connects to it"
-        for text, kept, reason in zip(
-            texts, table.column("kept_doc_id").to_pylist(), table.column("reason").to_pylist(), strict=True
-        )
-        if reason in DUPLICATES and label_of_kept.get(kept) not in components[text]
+        f"{text.hex()[:16]} was removed for {other.hex()[:16]}, to which nothing of its crawl connects it"
+        for label, text, other, reason in zip(labels, texts, kept, reasons, strict=True)
+        if reason in DUPLICATES and other != text and (label, other) not in held
     ]
 
 
 def verified_differently(
-    corpus: Corpus,
-    doc_ids: npt.NDArray[np.uint8],
-    claimed: npt.NDArray[np.int64],
-    bands: list[npt.NDArray[np.uint8]],
-    threshold: float,
+    corpus: Corpus, signatures: npt.NDArray[np.uint32], claimed: npt.NDArray[np.int64]
 ) -> list[str]:
     """A sample of clusters that verified pairs do not connect, and of verified pairs that lie in two clusters."""
-    alike = _Alike(corpus, threshold)
+    groups = [members for members in _sampled_groups(claimed) if len(members) <= MAX_VERIFIED_CLUSTER]
+    torn = _split_neighbours(corpus, signatures, claimed)
+    runs = _runs_of(corpus, {*itertools.chain(*groups), *itertools.chain(*torn)})
+    names = {number: corpus.doc_ids[number].tobytes().hex()[:16] for number in runs}
+    threshold = corpus.stage.recipe.dedup.verify_jaccard
+    assert threshold is not None
+
+    def are_joined(first: int, second: int) -> bool:
+        if bool((corpus.doc_ids[first] == corpus.doc_ids[second]).all()):
+            return True
+        return _share_a_band(corpus, signatures, first, second) and are_alike(runs[first], runs[second], threshold)
+
     violations = []
-    groups = [numbers for numbers in _sampled_groups(claimed) if len(numbers) <= MAX_VERIFIED_CLUSTER]
     for members in groups:
-        candidates = [
-            (a, b) for at, a in enumerate(members) for b in members[at + 1 :] if _shares(bands, doc_ids, a, b)
-        ]
-        edges = [(members.index(a), members.index(b)) for a, b in candidates if alike(a, b)]
-        if len(set(_components(len(members), np.array(edges, np.int64).reshape(-1, 2)).tolist())) > 1:
-            violations.append(
-                f"the cluster of {doc_ids[members[0]].tobytes().hex()[:16]} joins texts that are not alike"
-            )
-    for a, b in _split_neighbours(bands, claimed):
-        if alike(a, b):
-            names = [doc_ids[number].tobytes().hex()[:16] for number in (a, b)]
-            violations.append(f"{names[0]} and {names[1]} are alike, share a band and are in two clusters")
-    return violations
+        places = range(len(members))
+        edges = [(a, b) for a, b in itertools.combinations(places, 2) if are_joined(members[a], members[b])]
+        if _components(len(members), np.array(edges, np.int64).reshape(-1, 2)).any():
+            violations.append(f"the cluster of {names[members[0]]} joins texts that are not alike")
+    return violations + [
+        f"{names[first]} and {names[second]} are alike, share a band and are in two clusters"
+        for first, second in torn
+        if are_joined(first, second)
+    ]
 
 
-class _Alike:
-    """Whether two documents of a corpus are alike; texts are read once."""
-
-    def __init__(self, corpus: Corpus, threshold: float) -> None:
-        self.corpus, self.threshold = corpus, threshold
-        self.runs: dict[int, Runs] = {}
-
-    def __call__(self, first: int, second: int) -> bool:
-        return are_alike(self._runs(first), self._runs(second), self.threshold)
-
-    def _runs(self, number: int) -> Runs:
-        if number not in self.runs:
-            text = self.corpus.rows(np.array([number]), ["text"]).column("text")[0].as_py()
-            self.runs[number] = word_runs(text, self.corpus.stage.recipe.dedup.ngram)
-        return self.runs[number]
+def _runs_of(corpus: Corpus, numbers: set[int]) -> dict[int, Runs]:
+    """The word runs of some documents."""
+    wanted = sorted(numbers)
+    texts = corpus.rows(np.array(wanted, np.int64), ["text"]).column("text").to_pylist()
+    ngram = corpus.stage.recipe.dedup.ngram
+    return {number: word_runs(text, ngram) for number, text in zip(wanted, texts, strict=True)}
 
 
 def _sampled_groups(claimed: npt.NDArray[np.int64]) -> list[list[int]]:
@@ -195,18 +209,23 @@ def _sampled_groups(claimed: npt.NDArray[np.int64]) -> list[list[int]]:
     return [np.flatnonzero(claimed == cluster).tolist() for cluster in shared.tolist()]
 
 
-def _shares(bands: list[npt.NDArray[np.uint8]], doc_ids: npt.NDArray[np.uint8], first: int, second: int) -> bool:
-    return any(bool((band[first] == band[second]).all()) for band in (doc_ids, *bands))
+def _share_a_band(corpus: Corpus, signatures: npt.NDArray[np.uint32], first: int, second: int) -> bool:
+    """Whether two documents agree in all values of a band; without words they agree in nothing."""
+    rows_per_band = minhash_params(corpus.stage.recipe).rows_per_band
+    equal = (signatures[first] == signatures[second]) & (signatures[first] != 0xFFFFFFFF)
+    return bool(equal.reshape(-1, rows_per_band).all(axis=1).any())
 
 
-def _split_neighbours(bands: list[npt.NDArray[np.uint8]], claimed: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+def _split_neighbours(
+    corpus: Corpus, signatures: npt.NDArray[np.uint32], claimed: npt.NDArray[np.int64]
+) -> list[tuple[int, int]]:
     """Neighbours of two clusters in small groups of equal bands: larger groups are not compared in full."""
     found: set[tuple[int, int]] = set()
-    for band in bands:
-        _, group, size = np.unique(band, axis=0, return_inverse=True, return_counts=True)
+    for band in bands_of(signatures, minhash_params(corpus.stage.recipe).rows_per_band):
         pairs = _equal_rows(band)
-        is_small = size[group.ravel()[pairs[:, 0]]] <= MAX_COMPARED
-        pairs = pairs[is_small & (claimed[pairs[:, 0]] != claimed[pairs[:, 1]])]
+        labels = _components(len(band), pairs)
+        size = np.bincount(labels)[labels]
+        pairs = pairs[(size[pairs[:, 0]] <= MAX_COMPARED) & (claimed[pairs[:, 0]] != claimed[pairs[:, 1]])]
         found.update(map(tuple, np.sort(pairs, axis=1).tolist()))
     return sorted(found)[:MAX_VERIFIED_PAIRS]
 
@@ -237,8 +256,10 @@ def _components(num_nodes: int, edges: npt.NDArray[np.int64]) -> npt.NDArray[np.
     return labels
 
 
-def every_removal_has_evidence(stage: Stage, lsh_clusters: ArtifactRef, raw_row_groups: ArtifactRef) -> Verdict:
-    """The evidence names each removed row once, with the document kept in its place."""
+def every_removal_has_evidence(
+    stage: Stage, lsh_clusters: ArtifactRef, raw_row_groups: ArtifactRef, minhash_signatures: ArtifactRef
+) -> Verdict:
+    """The evidence names each removed row once, with the document kept in its place; exclusions have a hit."""
     table = decisions(stage, lsh_clusters, raw_row_groups)
     columns = [table.column(name).to_pylist() for name in ("doc_id", "kept_doc_id", "reason")]
     removed = Counter((doc_id, kept) for doc_id, kept, reason in zip(*columns, strict=True) if reason in DUPLICATES)
@@ -252,26 +273,33 @@ def every_removal_has_evidence(stage: Stage, lsh_clusters: ArtifactRef, raw_row_
         f" {evidence[doc_id, kept]} evidence rows"
         for doc_id, kept in differing
     ]
-    violations += _excluded_without_a_hit(stage, lsh_clusters, table)
+    violations += _excluded_without_a_hit(stage, lsh_clusters, table, minhash_signatures)
     return verdict_of("one row of evidence a removal", violations, f"{removed.total():,} removals")
 
 
-def _excluded_without_a_hit(stage: Stage, lsh_clusters: ArtifactRef, table: pa.Table) -> list[str]:
-    """Clusters that a reference set removed although none of their documents is a hit of a set that excludes."""
+def _excluded_without_a_hit(
+    stage: Stage, lsh_clusters: ArtifactRef, table: pa.Table, minhash_signatures: ArtifactRef
+) -> list[str]:
+    """Documents that a reference set removed although nothing that is near them is a hit of a set that excludes."""
+    doc_ids, reasons = table.column("doc_id").to_pylist(), table.column("reason").to_pylist()
+    if "reference" not in reasons:
+        return []
     excluding = {reference.name for reference in stage.recipe.references if reference.action == "exclude"}
     hits = stage.table(lsh_clusters, HITS_NAME, ["reference_set", "doc_id"])
-    hit = {
-        doc_id
-        for name, doc_id in zip(*(hits.column(name).to_pylist() for name in hits.column_names), strict=True)
-        if name in excluding
-    }
-    columns = [table.column(name).to_pylist() for name in ("doc_id", "cluster_id", "reason")]
-    rows = list(zip(*columns, strict=True))
-    proven = {cluster for doc_id, cluster, _ in rows if doc_id in hit}
+    named = zip(*(hits.column(name).to_pylist() for name in hits.column_names), strict=True)
+    hit = {doc_id for name, doc_id in named if name in excluding}
+    groups = table.column("cluster_id").to_pylist()
+    if stage.recipe.dedup.mode == "exact":  # a cluster is one text, and near copies of a hit are removed all the same
+        signed, _ = split_units(units_in(stage, minhash_signatures))
+        signatures = np.concatenate([stage.array(unit, SIGNATURES) for unit in signed])
+        rows_per_band = minhash_params(stage.recipe).rows_per_band
+        groups = _near_components(doc_id_matrix(table.column("doc_id")), signatures, rows_per_band).tolist()
+    rows = list(zip(doc_ids, groups, reasons, strict=True))
+    proven = {group for doc_id, group, _ in rows if doc_id in hit}
     return [
         f"{doc_id.hex()[:16]} was removed for a reference, but no document of its cluster is a hit"
-        for doc_id, cluster, reason in rows
-        if reason == "reference" and cluster not in proven
+        for doc_id, group, reason in rows
+        if reason == "reference" and group not in proven
     ]
 
 
@@ -305,6 +333,7 @@ def reference_texts_are_found(
         if isinstance(reference, TokenizerSample) and len(inside) != len(texts):
             violations.append(f"{reference.name}: {len(texts) - len(inside):,} of its texts are not in the corpus")
     violations += _overlaps_found_otherwise(stage, lsh_clusters, reference_sets, raw_row_groups, sorted(barred))
+    violations += _rare_boilerplate(stage, lsh_clusters, raw_row_groups)
     return verdict_of("every reference text of the corpus is found and barred", violations, f"{known:,} known texts")
 
 
@@ -332,6 +361,18 @@ def _overlaps_found_otherwise(
                     f" the hits name {len(found):,}, or other numbers of runs"
                 )
     return violations
+
+
+def _rare_boilerplate(stage: Stage, lsh_clusters: ArtifactRef, raw_row_groups: ArtifactRef) -> list[str]:
+    """Runs of words that are called boilerplate, and that no more documents hold than the recipe allows: a sample."""
+    limits = {name: overlap.max_documents for name, overlap in overlaps_of(stage.recipe).items()}
+    rows = stage.table(lsh_clusters, BOILERPLATE_NAME).to_pylist()
+    return [
+        f"{row['reference_set']}: {row['ngram'][:60]!r} is called boilerplate, and {holders:,} documents hold it"
+        for row in sorted(rows, key=lambda row: (row["num_documents"], row["ngram"]))[:MAX_BOILERPLATE]
+        if (holders := documents_with_run(stage, raw_row_groups, row["ngram"], limits[row["reference_set"]] + 1))
+        <= limits[row["reference_set"]]
+    ]
 
 
 def removal_is_plausible(stage: Stage, lsh_clusters: ArtifactRef, raw_row_groups: ArtifactRef) -> Verdict:

@@ -8,12 +8,12 @@ hashes asks for it. A check that is executed by itself always counts.
 import json
 import sys
 from collections.abc import Mapping
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from resources.artifact_store import replace_file
+from training_io.gpu_io_manager import may_have_gpu
 from training_io.hashing import identity_of, sha256_file
 
 VERDICTS_FOLDER = "_verdicts"
@@ -23,8 +23,8 @@ LIBRARIES = ("numba", "numpy", "pyarrow", "scipy", "tokenizers", "torch")
 
 
 def basis_of(lineage: Mapping[str, str], recipe: Mapping[str, Any]) -> str:
-    """What a verdict rests on: the digests of all that was judged and what it came from, the recipe, the code."""
-    return identity_of({"lineage": dict(lineage), "recipe": dict(recipe), "code": code_digest(ROOT)})
+    """What a verdict rests on: digests of all that was judged and what it came from, recipe, code, kind of machine."""
+    return identity_of({"lineage": dict(lineage), "recipe": dict(recipe), "code": CODE, "has_gpu": may_have_gpu()})
 
 
 def recall(path: Path, basis: str) -> dict[str, Any] | None:
@@ -46,7 +46,6 @@ def forget(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-@cache
 def code_digest(root: Path) -> str:
     """SHA-256 over our source files below a root, Python's version and those of the libraries that compute."""
     sources = {
@@ -63,3 +62,7 @@ def _version(library: str) -> str:
         return version(library)
     except PackageNotFoundError:
         return "not installed"  # torch, where nobody trains
+
+
+CODE = code_digest(ROOT)
+"""Of the code that was imported, not of what is edited under it later."""

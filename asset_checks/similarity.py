@@ -74,3 +74,18 @@ def texts_of(stage: Stage, raw_row_groups: ArtifactRef, doc_ids: Iterable[bytes]
         rows = table.filter(pc.is_in(table.column("doc_id"), wanted))
         found.update(zip(rows.column("doc_id").to_pylist(), rows.column("text").to_pylist(), strict=True))
     return found
+
+
+def documents_with_run(stage: Stage, raw_row_groups: ArtifactRef, run: str, enough: int) -> int:
+    """How many documents hold a run of words, counted until there are enough."""
+    wanted = run.split(" ")
+    longest = max(wanted, key=len)
+    found = 0
+    for unit in units_in(stage, raw_row_groups):
+        texts = stage.table(unit, ROWS_NAME, ["text"]).column("text")
+        likely = texts.filter(pc.match_substring(texts, longest, ignore_case=True))
+        for text in likely.to_pylist():
+            found += tuple(wanted) in word_runs(text, len(wanted))
+            if found == enough:
+                return found
+    return found

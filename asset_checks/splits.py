@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from asset_checks.similarity import are_alike, items_in, searched_runs, texts_of, word_runs
@@ -24,7 +25,7 @@ from resources.artifact_store import ArtifactRef
 from training_io.hashing import derive_seed, keyed_hash
 
 USED_REASON = "used"
-MAX_SEARCHED = 1_000  # documents whose runs of words are compared with those of references
+MAX_SEARCHED = 1_000  # held-out documents whose runs of words are compared with those of references
 
 
 def no_document_is_in_two_splits(stage: Stage, split_documents: ArtifactRef) -> Verdict:
@@ -54,12 +55,13 @@ def no_reference_text_is_in_validation(
     Bands are compared again as the signatures' raw bytes; the hits that clustering recorded are not believed.
     """
     cluster_of = _cluster_of_documents(stage, split_documents, lsh_clusters)
+    judged = [row for row in _split_of_documents(stage, split_documents) if row[1] != SPLITS[0]]
     near = _documents_near_references(stage, reference_sets, raw_row_groups, minhash_signatures)
     for reference in stage.recipe.references:
         near |= set(stage.table(reference_sets, f"{reference.name}.parquet", ["doc_id"]).column("doc_id").to_pylist())
-    near |= _documents_with_runs_of_references(stage, lsh_clusters, reference_sets, raw_row_groups, cluster_of)
+    sample = sorted({doc_id for doc_id, _ in judged})[:MAX_SEARCHED]
+    near |= _documents_with_runs_of_references(stage, lsh_clusters, reference_sets, raw_row_groups, sample)
     held_out = {cluster_of[doc_id] for doc_id in near & cluster_of.keys()}
-    judged = [row for row in _split_of_documents(stage, split_documents) if row[1] != SPLITS[0]]
     violations = [
         f"{doc_id.hex()[:16]} of a held-out cluster is in {split}"
         for doc_id, split in judged
@@ -74,21 +76,40 @@ def _documents_near_references(
     """Documents of the corpus that agree with a reference text in all values of some band, and are alike if asked."""
     signed, references = split_units(units_in(stage, minhash_signatures))
     corpus = Corpus(stage, units_in(stage, raw_row_groups), signed)
-    pairs = _pairs_in_a_band(stage, signed, references)
+    if not references:
+        return set()
+    wanted = np.concatenate([stage.array(unit, SIGNATURES) for unit in references])
+    numbers = _sharing_a_band(stage, signed, wanted)
     threshold, ngram = stage.recipe.dedup.verify_jaccard, stage.recipe.dedup.ngram
-    if threshold is None or not pairs:
-        return {corpus.doc_ids[document].tobytes() for _, document in pairs}
-    tables = [stage.table(reference_sets, f"{one.name}.parquet", ["text"]) for one in stage.recipe.references]
-    texts = [text for table in tables for text in table.column("text").to_pylist()]
-    documents = sorted({document for _, document in pairs})
-    rows = corpus.rows(np.array(documents), ["text"]).column("text").to_pylist()
-    runs = {document: word_runs(text, ngram) for document, text in zip(documents, rows, strict=True)}
-    held_out = {number: word_runs(texts[number], ngram) for number, _ in pairs}
-    return {
-        corpus.doc_ids[document].tobytes()
-        for number, document in pairs
-        if are_alike(held_out[number], runs[document], threshold)
-    }
+    if threshold is not None:
+        tables = [stage.table(reference_sets, f"{one.name}.parquet", ["text"]) for one in stage.recipe.references]
+        held_out = [word_runs(text, ngram) for table in tables for text in table.column("text").to_pylist()]
+        texts = corpus.rows(np.array(numbers, np.int64), ["text"]).column("text").to_pylist()
+        runs = [word_runs(text, ngram) for text in texts]
+        numbers = [
+            number
+            for number, one in zip(numbers, runs, strict=True)
+            if any(are_alike(one, other, threshold) for other in held_out if one & other)
+        ]
+    return {corpus.doc_ids[number].tobytes() for number in numbers}
+
+
+def _sharing_a_band(stage: Stage, signed: list[ArtifactRef], wanted: npt.NDArray[np.uint32]) -> list[int]:
+    """Numbers of the documents that agree with one of the wanted signatures in a band, ascending."""
+    rows_per_band = minhash_params(stage.recipe).rows_per_band
+    wanted = wanted[(wanted != 0xFFFFFFFF).any(axis=1)]
+    found: set[int] = set()
+    first = 0
+    for unit in signed:
+        signatures = stage.array(unit, SIGNATURES)
+        for start in range(0, signatures.shape[1], rows_per_band):
+            texts, banned = (
+                np.ascontiguousarray(values[:, start : start + rows_per_band]).view(f"V{4 * rows_per_band}").ravel()
+                for values in (signatures, wanted)
+            )
+            found.update((np.flatnonzero(np.isin(texts, banned)) + first).tolist())
+        first += len(signatures)
+    return sorted(found)
 
 
 def _documents_with_runs_of_references(
@@ -98,38 +119,11 @@ def _documents_with_runs_of_references(
     raw_row_groups: ArtifactRef,
     documents: Iterable[bytes],
 ) -> set[bytes]:
-    """Of the first documents by id, those that hold a run of words of a text that is searched for by overlap."""
+    """Of some documents, those that hold a run of words of a text that is searched for by overlap."""
     found: set[bytes] = set()
     for runs in searched_runs(stage, lsh_clusters, reference_sets).values():
-        texts = texts_of(stage, raw_row_groups, sorted(documents)[:MAX_SEARCHED])
+        texts = texts_of(stage, raw_row_groups, documents)
         found |= {doc_id for doc_id, text in texts.items() if items_in(text, runs)}
-    return found
-
-
-def _pairs_in_a_band(stage: Stage, signed: list[ArtifactRef], references: list[ArtifactRef]) -> set[tuple[int, int]]:
-    """(Reference text, document) by number, of those that agree in all values of a band."""
-    rows_per_band = minhash_params(stage.recipe).rows_per_band
-    found: set[tuple[int, int]] = set()
-    if not references:
-        return found
-    wanted = np.concatenate([stage.array(unit, SIGNATURES) for unit in references])
-    with_words = np.flatnonzero((wanted != 0xFFFFFFFF).any(axis=1)).tolist()
-    bands = range(0, wanted.shape[1], rows_per_band)
-    held_out: list[dict[bytes, list[int]]] = [{} for _ in bands]
-    for number in with_words:
-        for band, start in enumerate(bands):
-            held_out[band].setdefault(wanted[number, start : start + rows_per_band].tobytes(), []).append(number)
-    first = 0
-    for unit in signed:
-        signatures = stage.array(unit, SIGNATURES)
-        for band, start in enumerate(bands):
-            keys = (
-                np.ascontiguousarray(signatures[:, start : start + rows_per_band]).view(f"V{4 * rows_per_band}").ravel()
-            )
-            known = np.array(list(held_out[band]), keys.dtype)
-            for row in np.flatnonzero(np.isin(keys, known)).tolist():
-                found.update((number, first + row) for number in held_out[band][keys[row].tobytes()])
-        first += len(signatures)
     return found
 
 

@@ -56,7 +56,8 @@ def no_token_sees_another_document(
                 violations.append({"segment": f"[{start:,}, {end:,})", "outside": outside, "inside": inside})
     return Verdict(
         expected="changing one segment changes its own logits only",
-        found=f"{len(violations):,} of {len(segments):,} poked segments changed others, or not all of themselves",
+        found=f"{len(violations):,} of {len(segments):,} poked segments changed others, or not all of themselves"
+        f" ({model.backend} on {device.type})",
         num_violations=len(violations),
         examples=violations,
     )

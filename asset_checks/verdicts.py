@@ -18,6 +18,7 @@ from pipeline_assets.references import run_ids_of
 from pipeline_assets.report import rows_metadata
 from pipeline_assets.stripes import Stage, merged_lineage, stage_of
 from resources.artifact_store import ArtifactRef
+from training_io.manifest import quarantine_reasons
 
 MAX_EXAMPLES = 20
 
@@ -72,11 +73,14 @@ def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefi
         stage = stage_of(context, is_judging=True)
         run_ids = run_ids_of(context.run)
         refs = {name: stage.pipeline.resolve(name, run_ids) for name in assets}
-        basis = basis_of(merged_lineage(refs), stage.recipe.model_dump(mode="json"))
+        lineage = merged_lineage(refs)
+        basis = basis_of(lineage, stage.recipe.model_dump(mode="json"))
         ref = refs[judged]
         path = stage.store.root / VERDICTS_FOLDER / judged / ref.identity / f"{judge.__name__}.json"
-        is_verified = all(stage.pipeline.is_made_in(context.run.run_id, name) for name in assets)
-        if is_verified and (remembered := recall(path, basis)) is not None:
+        # Plans and packages name files of assets above them: all of those must be verified too.
+        is_verified = all(stage.pipeline.is_made_in(context.run.run_id, name) for name in lineage)
+        is_held = judge.__name__ in quarantine_reasons(stage.store.folder(ref))
+        if is_verified and not is_held and (remembered := recall(path, basis)) is not None:
             verdict = Verdict(**remembered)
         else:
             forget(path)  # first, so that neither a failure nor a kill leaves a pass standing

@@ -120,20 +120,22 @@ def _add_find(commands: Any) -> None:
     texts.add_argument("text", nargs="?", metavar="TEXT", help="the text; - reads it from standard input")
     texts.add_argument("--file", type=Path, metavar="FILE", help="a UTF-8 file that holds the text")
     finding.add_argument("--json", action="store_true", help="print the answer as JSON")
-    finding.add_argument("--limit", type=_at_least_one, default=10, metavar="N", help="how many to print (default 10)")
+    finding.add_argument(
+        "--limit", type=_number_of_matches, default=10, metavar="N", help="how many to print (default 10)"
+    )
     finding.add_argument("--redis", metavar="HOST:PORT", help="look in an index in Redis (default: CORPUSMILL_REDIS)")
 
 
-def _at_least_one(value: str) -> int:
-    number = int(value)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, found {number:,}")
-    return number
+def _number_of_matches(value: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {value!r}")
+    return int(value)
 
 
 def _find(parsed: argparse.Namespace) -> int:
     from pipeline_assets.answers import answer_lines
     from pipeline_assets.lookup import look_up
+    from pipeline_assets.transforms.lookup import printable
     from resources.redis_index import redis_address
 
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -144,7 +146,7 @@ def _find(parsed: argparse.Namespace) -> int:
         print(answer.to_json(parsed.limit) if parsed.json else "\n".join(answer_lines(answer, parsed.limit)))
         sys.stdout.flush()
     except (CorpusmillError, OSError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 2
     except Exception:  # noqa: BLE001 - Python's own exit status, 1, would say that nothing was found
         traceback.print_exc()
@@ -160,7 +162,9 @@ def _given_texts(parsed: argparse.Namespace) -> list[str]:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SourceError(f"{parsed.file or 'standard input'}: expected UTF-8 text, found {error}.") from error
+        raise SourceError(
+            f"{parsed.file or 'standard input'}: expected UTF-8 text, found {error}. Convert it first."
+        ) from error
     return list(dict.fromkeys([text, text.removesuffix("\n").removesuffix("\r")]))
 
 

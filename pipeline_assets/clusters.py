@@ -23,14 +23,16 @@ from pipeline_assets.reference_hits import (
     HITS_NAME,
     all_hits,
     hit_table,
+    is_among,
     plan_searches,
     reference_counts,
     reference_texts,
     search_unit,
+    some_of_each_set,
 )
 from pipeline_assets.report import asset_metadata, bar_picture, picture_metadata, rows_metadata, table_metadata
 from pipeline_assets.schemas import Clusters, ReferenceHits, arrow_schema, validated
-from pipeline_assets.signatures import KEY_ROWS, KEYS, REFERENCE_PREFIX
+from pipeline_assets.signatures import DOC_IDS, KEY_ROWS, KEYS, REFERENCE_PREFIX
 from pipeline_assets.source import document_coordinates, pool_names
 from pipeline_assets.stripes import (
     Sealed,
@@ -68,6 +70,7 @@ CLUSTERS_VERSION = 2
 EDGES, DUMP_EDGES, HITS = "edges.npy", "edges_within_dumps.npy", "reference_hits.npy"
 BUCKET_PREFIX = "bucket-"
 VERIFIED = ("pairs_compared", "pairs_verified", "documents_left_unverified")
+MAX_CANDIDATES = 1 << 20  # pairs of a reference and a document that are compared at once
 PICTURE_NAME = "cluster_sizes.png"
 TABLES = (EVIDENCE_NAME, EXAMPLES_NAME, LARGEST_NAME, BY_PAIR_NAME, HITS_NAME, BOILERPLATE_NAME)
 
@@ -144,7 +147,7 @@ def _write_bucket(stage: Stage, folder: Path, bucket: Bucket) -> dict[str, Any]:
     if stage.recipe.dedup.scope == "dump":
         inside, _ = _edges(stage, corpus, keys_within(keys, corpus.codes("dump")[0][nodes], NO_KEY), nodes)
         write_array(inside, folder / DUMP_EDGES)
-    hits = _hits(stage, corpus, bucket.reference_sets, keys, nodes, *_bucket_of(stage, references, bucket.number))
+    hits = _hits(stage, corpus, bucket.reference_sets, keys, nodes, references, bucket.number)
     write_array(hits, folder / HITS)
     return {"band_keys": len(keys), "edges": len(edges), "reference_hits": len(hits), **counts}
 
@@ -153,8 +156,14 @@ def _edges(stage: Stage, corpus: Corpus, keys: U64, nodes: I64) -> tuple[I64, di
     threshold = stage.recipe.dedup.verify_jaccard
     if threshold is None:
         return star_edges(keys, nodes), {}
-    edges, stats = verified_edges(keys, nodes, corpus.similarities, threshold)
-    return edges, dict(zip(VERIFIED, (stats.num_compared, stats.num_verified, stats.num_left), strict=True))
+    # Documents are numbered by their ids here: which are compared must not depend on the order of rows.
+    documents, places = np.unique(nodes, return_inverse=True)
+    order = np.argsort(corpus.order_keys[documents], kind="stable")
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order))
+    ordered = documents[order]
+    edges, stats = verified_edges(keys, ranks[places], lambda pairs: corpus.similarities(ordered[pairs]), threshold)
+    return ordered[edges], dict(zip(VERIFIED, (stats.num_compared, stats.num_verified, stats.num_left), strict=True))
 
 
 def _hits(
@@ -163,16 +172,25 @@ def _hits(
     reference_sets: ArtifactRef,
     keys: U64,
     nodes: I64,
-    reference_keys: U64,
-    reference_nodes: I64,
+    references: list[ArtifactRef],
+    bucket: int,
 ) -> I64:
-    """Which references share a bucket with which documents; verified edges connect no whole bucket, so all of it."""
+    """Which references share a bucket with which documents; verified edges connect no whole bucket, so all of it.
+
+    Then a reference that is in the corpus is left out: it hits its own text, and what is alike is in its cluster.
+    """
+    reference_keys, reference_nodes = _bucket_of(stage, references, bucket)
     threshold = stage.recipe.dedup.verify_jaccard
-    if threshold is None or not len(reference_keys):
-        return match_references(keys, nodes, reference_keys, reference_nodes)
-    candidates = match_all_references(keys, nodes, reference_keys, reference_nodes)
-    similar = corpus.similarities_to(reference_texts(stage, reference_sets), candidates) >= threshold
-    return candidates[similar]
+    if threshold is None:
+        return match_references(keys, nodes, reference_keys, reference_nodes, corpus.order_keys)
+    doc_ids = np.concatenate([np.empty((0, 32), np.uint8), *(stage.array(unit, DOC_IDS) for unit in references)])
+    is_outside = ~is_among(doc_ids, corpus.doc_ids)[reference_nodes]
+    texts = reference_texts(stage, reference_sets)
+    found = [np.empty((0, 2), np.int64)]
+    outside = (reference_keys[is_outside], reference_nodes[is_outside])
+    blocks = match_all_references(keys, nodes, *outside, MAX_CANDIDATES)
+    found += [block[corpus.similarities_to(texts, block) >= threshold] for block in blocks]
+    return np.concatenate(found)
 
 
 def split_units(units: list[ArtifactRef]) -> tuple[list[ArtifactRef], list[ArtifactRef]]:
@@ -249,13 +267,9 @@ def _metadata(stage: Stage, ref: ArtifactRef, parts: list[ArtifactRef], units: l
         "largest_clusters": rows_metadata(stage.table(ref, LARGEST_NAME).to_pylist()),
         "example_pairs": rows_metadata(stage.table(ref, EXAMPLES_NAME).to_pylist()),
         "reference_hits_by_set": rows_metadata([{"set": name, **row} for name, row in counts["references"].items()]),
-        "reference_hits": rows_metadata(stage.table(ref, HITS_NAME).slice(0, 20).to_pylist()),
-        **{
-            f"{path.stem}_file": dg.MetadataValue.path(str(path))
-            for path in (
-                folder / name for name in (EVIDENCE_NAME, EXAMPLES_NAME, LARGEST_NAME, BY_PAIR_NAME, HITS_NAME)
-            )
-        },
+        "reference_hits": rows_metadata(some_of_each_set(stage.table(ref, HITS_NAME), 5)),
+        "boilerplate_ngrams": rows_metadata(stage.table(ref, BOILERPLATE_NAME).slice(0, 20).to_pylist()),
+        **{f"{path.stem}_file": dg.MetadataValue.path(str(path)) for path in (folder / name for name in TABLES)},
     }
 
 
@@ -304,8 +318,11 @@ def _write_clusters(
 
 def _preferences(corpus: Corpus, pools: I64) -> Preferences:
     recipe = corpus.stage.recipe
-    has_scores = recipe.dedup.keep == "highest_score"
-    scores = corpus.column("score").fill_null(np.nan).to_numpy() if has_scores else np.full(len(pools), np.nan)
+    scores = np.full(len(pools), np.nan)
+    if recipe.dedup.keep == "highest_score":
+        scores = corpus.column("score").fill_null(np.nan).to_numpy()
+        if np.isnan(scores).all():
+            corpus.stage.warn("lsh_clusters: dedup.keep is highest_score, and no row has a value in a column `score`")
     return preferences(
         recipe.dedup.keep,
         pools=pools,
@@ -319,7 +336,10 @@ def _dump_scope(stage: Stage, corpus: Corpus, parts: list[ArtifactRef]) -> DumpS
     if stage.recipe.dedup.scope == "global":
         return None
     edges = np.concatenate([stage.array(part, DUMP_EDGES) for part in parts])
-    return DumpScope(dumps=corpus.codes("dump")[0], edges=edges)
+    dumps, names = corpus.codes("dump")
+    if names == [""]:
+        stage.warn("lsh_clusters: dedup.scope is dump, and no row has a value in a column `dump`: all are one crawl")
+    return DumpScope(dumps=dumps, edges=edges)
 
 
 def _decision_table(

@@ -1,14 +1,14 @@
 """All documents of a revision as one numbered sequence: unit after unit, row after row.
 
 In: the raw units and the signature units of the same rows. Out: columns of all documents, and texts, signatures or
-exact similarities of chosen ones, gathered in blocks cut by bytes. The cost: a narrow column is read whole; a wide one
-for the units that hold a chosen document only.
+exact similarities of chosen ones. The cost: a narrow column is read whole; texts are read once, one unit at a time, of
+the units that hold a chosen document. Their shingle hashes lie in an unnamed temporary file while pairs are compared.
 """
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,13 @@ import pyarrow as pa
 from pipeline_assets.signatures import DOC_IDS, SIGNATURES, TEXT_BYTES, minhash_params
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage
-from pipeline_assets.transforms.jaccard import jaccard_of_sets, joined_sets, shingle_sets
+from pipeline_assets.transforms.jaccard import jaccard_of_sets, shingle_sets
+from pipeline_assets.transforms.lsh import shared_bands
 from resources.artifact_store import ArtifactRef
 
 I64 = npt.NDArray[np.int64]
 
-BLOCK_BYTES = 256 << 20  # text held at once while pairs are compared
+PAIRS_AT_ONCE = 1 << 16  # whose signatures are held at once
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,21 @@ class Corpus:
             self.stage.table(self.units[0], ROWS_NAME, [name]).schema.field(name).type,
         )
 
+    @cached_property
+    def order_keys(self) -> npt.NDArray[np.uint64]:
+        """The first 8 bytes of each doc_id as a number: uint64[n], an order that depends on content alone."""
+        return self.doc_ids[:, :8].copy().view(">u8")[:, 0].astype(np.uint64)
+
     def codes(self, name: str) -> tuple[I64, list[str]]:
         """A column of names as numbers int64[n] into the sorted names; a missing name is the empty one."""
-        encoded = self.column(name).combine_chunks().fill_null("").dictionary_encode()
-        names = encoded.dictionary.to_pylist()
-        order = sorted(range(len(names)), key=names.__getitem__)
-        rank = np.empty(len(names), np.int64)
-        rank[order] = np.arange(len(names))
-        return rank[np.asarray(encoded.indices)], sorted(names)
+        chunks = [chunk.fill_null("").dictionary_encode() for chunk in self.column(name).chunks]
+        names = sorted({value for chunk in chunks for value in chunk.dictionary.to_pylist()})
+        numbers = {value: number for number, value in enumerate(names)}
+        parts = [
+            np.array([numbers[value] for value in chunk.dictionary.to_pylist()], np.int64)[np.asarray(chunk.indices)]
+            for chunk in chunks
+        ]
+        return np.concatenate([np.empty(0, np.int64), *parts]), names
 
     def rows(self, wanted: I64, columns: Sequence[str]) -> pa.Table:
         """Columns of chosen documents; `wanted` ascends."""
@@ -77,31 +85,42 @@ class Corpus:
         parts = [self.stage.array(self.signed[unit], SIGNATURES)[chosen] for unit, chosen in self._by_unit(wanted)]
         return np.concatenate([empty, *parts])
 
-    def similarities(self, pairs: I64) -> npt.NDArray[np.float64]:
-        """Exact Jaccard similarity of pairs of documents: int64[m, 2] -> float64[m]."""
-        return self._similarities(pairs, self.text_bytes[pairs].sum(axis=1), None)
-
-    def similarities_to(self, texts: pa.Array | pa.ChunkedArray, pairs: I64) -> npt.NDArray[np.float64]:
-        """The same of pairs of (number of a given text, document): int64[m, 2] -> float64[m]."""
-        return self._similarities(pairs, self.text_bytes[pairs[:, 1]], shingle_sets(texts, self._ngram))
-
-    def _similarities(self, pairs: I64, num_bytes: I64, given: Any) -> npt.NDArray[np.float64]:
-        found = [np.empty(0, np.float64)]
-        for start, end in blocks_of(num_bytes, BLOCK_BYTES):
-            block = pairs[start:end]
-            documents = block if given is None else block[:, 1:]
-            wanted, positions = np.unique(documents, return_inverse=True)
-            sets = shingle_sets(self.rows(wanted, ["text"]).column("text"), self._ngram)
-            places = positions.reshape(documents.shape)
-            if given is not None:
-                places = np.column_stack([block[:, 0], places[:, 0] + len(given[1]) - 1])
-                sets = joined_sets(given, sets)
-            found.append(jaccard_of_sets(*sets, places))
+    def shared_bands(self, pairs: I64) -> I64:
+        """In how many bands the signatures of each pair agree: int64[m, 2] -> int64[m]."""
+        params = minhash_params(self.stage.recipe)
+        found = [np.empty(0, np.int64)]
+        for start in range(0, len(pairs), PAIRS_AT_ONCE):
+            wanted, places = np.unique(pairs[start : start + PAIRS_AT_ONCE], return_inverse=True)
+            signatures = self.signatures(wanted)
+            left, right = places.reshape(-1, 2).T
+            found.append(shared_bands(signatures[left], signatures[right], params))
         return np.concatenate(found)
 
-    @property
-    def _ngram(self) -> int:
-        return self.stage.recipe.dedup.ngram
+    def similarities(self, pairs: I64) -> npt.NDArray[np.float64]:
+        """Exact Jaccard similarity of pairs of documents: int64[m, 2] -> float64[m]."""
+        wanted, places = np.unique(pairs, return_inverse=True)
+        return self._compared(wanted, places.reshape(-1, 2), pa.chunked_array([], pa.large_string()))
+
+    def similarities_to(self, texts: pa.ChunkedArray, pairs: I64) -> npt.NDArray[np.float64]:
+        """The same of pairs of (number of a given text, document): int64[m, 2] -> float64[m]."""
+        wanted, places = np.unique(pairs[:, 1], return_inverse=True)
+        return self._compared(wanted, np.column_stack([pairs[:, 0], places + len(texts)]), texts)
+
+    def _compared(self, wanted: I64, places: I64, given: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+        """Similarity of pairs of places among the given texts and, after them, the wanted documents."""
+        lengths = [np.empty(0, np.int64)]
+        with tempfile.TemporaryFile(dir=self.stage.store.root) as file:
+            for texts in (given, *(self._texts(unit, chosen) for unit, chosen in self._by_unit(wanted))):
+                hashes, offsets = shingle_sets(texts, self.stage.recipe.dedup.ngram)
+                file.write(hashes.tobytes())
+                lengths.append(np.diff(offsets))
+            file.flush()
+            offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+            stored = np.memmap(file, np.uint32, "r") if offsets[-1] else np.empty(0, np.uint32)
+            return jaccard_of_sets(np.asarray(stored), offsets, places)
+
+    def _texts(self, unit: int, rows: I64) -> pa.ChunkedArray:
+        return self.stage.table(self.units[unit], ROWS_NAME, ["text"]).column("text").take(pa.array(rows))
 
     def _by_unit(self, wanted: I64) -> Iterator[tuple[int, I64]]:
         """Units that hold wanted documents, and the rows of those in the unit."""
@@ -109,18 +128,3 @@ class Corpus:
         for unit, (start, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
             if start < end:
                 yield unit, wanted[start:end] - self.firsts[unit]
-
-
-def blocks_of(num_bytes: I64, max_bytes: int) -> Iterator[tuple[int, int]]:
-    """Half-open ranges of items of at most `max_bytes` together, one item at least.
-
-    >>> list(blocks_of(np.array([3, 3, 9, 1]), 6))
-    [(0, 2), (2, 3), (3, 4)]
-    """
-    ends = np.cumsum(num_bytes)
-    start = 0
-    while start < len(ends):
-        before = int(ends[start - 1]) if start else 0
-        end = max(start + 1, int(np.searchsorted(ends, before + max_bytes, side="right")))
-        yield start, end
-        start = end

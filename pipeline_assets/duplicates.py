@@ -2,10 +2,11 @@
 
 In: the documents, the decisions, the recipe's names. Out: tables under contracts, and counts for the manifest. The
 promise: every removal has a row; nothing here decides anything. The cost: the removed texts and those kept in their
-place are read again, in blocks, for their exact similarity.
+place are read again for their exact similarity.
 """
 
 from collections import Counter
+from math import fsum
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from pipeline_assets.schemas import (
     arrow_schema,
     validated,
 )
-from pipeline_assets.signatures import minhash_params
-from pipeline_assets.transforms.clusters import EXACT_DUPLICATE, KEPT, NEAR_DUPLICATE, Decisions
+from pipeline_assets.transforms.clusters import EXACT_DUPLICATE, NEAR_DUPLICATE, Decisions
 from pipeline_assets.transforms.duplicates import (
     all_pairs,
     clusters_by_spread,
@@ -33,7 +33,6 @@ from pipeline_assets.transforms.duplicates import (
     members_by_cluster,
     pair_table,
 )
-from pipeline_assets.transforms.lsh import shared_bands
 from pipeline_assets.transforms.rows import doc_id_array
 from resources.tables import write_table
 from training_io.hashing import derive_seed, keyed_hash
@@ -55,27 +54,16 @@ NUM_NAMED = 3
 def write_duplicates(corpus: Corpus, decisions: Decisions, pools: list[str], folder: Path) -> dict[str, Any]:
     """Write the four tables below a folder; the counts that they come to."""
     removed = np.flatnonzero(np.isin(decisions.reason, [EXACT_DUPLICATE, NEAR_DUPLICATE]))
-    kept = decisions.kept[removed]
+    pairs = np.column_stack([removed, decisions.kept[removed]])
+    jaccard, bands = corpus.similarities(pairs), corpus.shared_bands(pairs)
+    pool_of, num_bytes = _pool_of(corpus, pools), corpus.text_bytes[removed]
     dumps, dump_names = corpus.codes("dump")
-    pool_of = _pool_of(corpus, pools)
-    num_bytes = corpus.text_bytes[removed]
-    pairs = np.column_stack([removed, kept])
-    jaccard = corpus.similarities(pairs)
-    bands = _shared_bands(corpus, pairs)
-    columns: dict[str, Any] = {
-        "removed_doc_id": doc_id_array(corpus.doc_ids[removed]),
-        "kept_doc_id": doc_id_array(corpus.doc_ids[kept]),
-        "removed_pool": _named(pool_of[removed], pools),
-        "kept_pool": _named(pool_of[kept], pools),
-        "removed_dump": _named(dumps[removed], dump_names),
-        "kept_dump": _named(dumps[kept], dump_names),
-        "removed_bytes": pa.array(num_bytes),
-        "shared_bands": pa.array(bands),
-        "jaccard": pa.array(jaccard),
-    }
-    _write(Evidence, pa.table(columns, schema=arrow_schema(Evidence)), folder / EVIDENCE_NAME)
-    by_pair = [("pool", *row) for row in pair_table(pool_of[removed], pool_of[kept], num_bytes, pools)]
-    by_pair += [("dump", *row) for row in pair_table(dumps[removed], dumps[kept], num_bytes, dump_names)]
+    names = {"pool": (pool_of, pools), "dump": (dumps, dump_names)}
+    evidence = _evidence(corpus, pairs, names, jaccard, bands)
+    _write(Evidence, evidence, folder / EVIDENCE_NAME)
+    by_pair = [
+        (by, *row) for by, (codes, listed) in names.items() for row in pair_table(*codes[pairs].T, num_bytes, listed)
+    ]
     _write_rows(RemovedByPair, by_pair, folder / BY_PAIR_NAME)
     keys = keyed_hash(corpus.doc_ids[removed], derive_seed(corpus.stage.recipe.seed, "examples"))
     chosen = example_pairs(jaccard, keys, EXAMPLES_PER_RANGE)
@@ -87,8 +75,24 @@ def write_duplicates(corpus: Corpus, decisions: Decisions, pools: list[str], fol
         "removed_bytes": int(num_bytes.sum()),
         "clusters_within_one_dump": within,
         "clusters_over_several_dumps": over,
-        "removed_by_pool": _by_pool(decisions, pool_of, corpus.text_bytes, pools),
+        "removed_by_pool": _by_pool(removed, pool_of, corpus.text_bytes, pools),
     }
+
+
+def _evidence(
+    corpus: Corpus,
+    pairs: I64,
+    names: dict[str, tuple[I64, list[str]]],
+    jaccard: npt.NDArray[np.float64],
+    bands: I64,
+) -> pa.Table:
+    columns: dict[str, Any] = {"shared_bands": pa.array(bands), "jaccard": pa.array(jaccard)}
+    for side, documents in zip(("removed", "kept"), pairs.T, strict=True):
+        columns[f"{side}_doc_id"] = doc_id_array(corpus.doc_ids[documents])
+        for by, (codes, listed) in names.items():
+            columns[f"{side}_{by}"] = _named(codes[documents], listed)
+    columns["removed_bytes"] = pa.array(corpus.text_bytes[pairs[:, 0]])
+    return pa.table(columns).select(arrow_schema(Evidence).names).cast(arrow_schema(Evidence))
 
 
 def _write(contract: type[Contract], table: pa.Table, path: Path) -> None:
@@ -111,13 +115,6 @@ def _pool_of(corpus: Corpus, pools: list[str]) -> I64:
     return np.repeat(np.array(by_unit, np.int64), np.diff(corpus.firsts))
 
 
-def _shared_bands(corpus: Corpus, pairs: I64) -> I64:
-    wanted, places = np.unique(pairs, return_inverse=True)
-    places = places.reshape(pairs.shape)
-    signatures = corpus.signatures(wanted)
-    return shared_bands(signatures[places[:, 0]], signatures[places[:, 1]], minhash_params(corpus.stage.recipe))
-
-
 def _examples(corpus: Corpus, pairs: I64, jaccard: npt.NDArray[np.float64], bands: I64) -> pa.Table:
     wanted, places = np.unique(pairs, return_inverse=True)
     rows = corpus.rows(wanted, ["text", "dump", "url"]).to_pylist()
@@ -132,8 +129,8 @@ def _examples(corpus: Corpus, pairs: I64, jaccard: npt.NDArray[np.float64], band
 
 
 def _largest(corpus: Corpus, decisions: Decisions) -> pa.Table:
-    wanted = largest_clusters(decisions.cluster, decisions.cluster_size, NUM_LARGEST)
     keys = keyed_hash(corpus.doc_ids, derive_seed(corpus.stage.recipe.seed, "members"))
+    wanted = largest_clusters(decisions.cluster, decisions.cluster_size, keys, NUM_LARGEST)
     members = members_by_cluster(decisions.cluster, wanted, keys, MAX_COMPARED_MEMBERS)
     pairs = [all_pairs(some) for some in members]
     jaccard = corpus.similarities(np.concatenate([np.empty((0, 2), np.int64), *pairs]))
@@ -161,7 +158,7 @@ def _cluster_row(
         "cluster_id": cluster_id,
         "documents": size,
         "min_jaccard": float(jaccard.min()),
-        "mean_jaccard": float(jaccard.mean()),
+        "mean_jaccard": fsum(jaccard) / len(jaccard),  # whatever the order of the pairs
         "compared": len(members),
         "pools": _tally(row["pool"] for row in members),
         "dumps": _tally(row["dump"] or "" for row in members),
@@ -177,22 +174,14 @@ def _tally(names: Any) -> str:
     return listed if len(counted) <= NUM_NAMED else f"{listed}, and {len(counted) - NUM_NAMED} others"
 
 
-def _by_pool(decisions: Decisions, pool_of: I64, text_bytes: I64, pools: list[str]) -> dict[str, dict[str, int]]:
-    is_removed = decisions.reason != KEPT
-    documents, removed = (
-        np.bincount(pool_of, weights=weights, minlength=len(pools)).astype(np.int64).tolist()
-        for weights in (None, is_removed)
-    )
-    num_bytes, removed_bytes = (
-        np.bincount(pool_of, weights=weights, minlength=len(pools)).astype(np.int64).tolist()
-        for weights in (text_bytes, text_bytes * is_removed)
-    )
-    return {
-        name: {
-            "documents": documents[number],
-            "removed": removed[number],
-            "bytes": num_bytes[number],
-            "removed_bytes": removed_bytes[number],
-        }
-        for number, name in enumerate(pools)
+def _by_pool(removed: I64, pool_of: I64, text_bytes: I64, pools: list[str]) -> dict[str, dict[str, int]]:
+    def counted(documents: I64 | slice, weights: I64 | None) -> list[int]:
+        return np.bincount(pool_of[documents], weights=weights, minlength=len(pools)).astype(np.int64).tolist()
+
+    columns = {
+        "documents": counted(slice(None), None),
+        "removed": counted(removed, None),
+        "bytes": counted(slice(None), text_bytes),
+        "removed_bytes": counted(removed, text_bytes[removed]),
     }
+    return {name: {column: numbers[number] for column, numbers in columns.items()} for number, name in enumerate(pools)}

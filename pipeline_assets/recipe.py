@@ -162,6 +162,10 @@ class Dedup(Section):
             raise ValueError(f"expected mode near with scope dump, found mode {self.mode}; change one of the two")
         if self.mode == "exact" and self.verify_jaccard is not None:
             raise ValueError("expected no verify_jaccard in mode exact, where no near-copy is removed; take it out")
+        if self.mode == "off" and self.keep != "pool_priority":
+            raise ValueError(
+                f"expected no keep rule in mode off, where every copy stays, found {self.keep}; take it out"
+            )
         return self
 
     @property

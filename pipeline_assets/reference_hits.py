@@ -202,7 +202,13 @@ def _overlaps(
         )
     parts = [searches[search_name(name, unit.unit)] for unit in corpus.units]
     units = [UnitOverlap(found=stage.array(part, FOUND), hits=stage.array(part, ROW_HITS)) for part in parts]
-    hits, _ = overlap_hits(index, units, corpus.firsts[:-1].tolist(), max_documents=overlap.max_documents)
+    hits, counts = overlap_hits(index, units, corpus.firsts[:-1].tolist(), max_documents=overlap.max_documents)
+    if counts.num_left_out:
+        stage.warn(
+            f"lsh_clusters: {name}: {counts.num_left_out:,} texts share only runs of words that more than"
+            f" {overlap.max_documents:,} documents hold, and match nothing: look at {BOILERPLATE_NAME}, or raise"
+            " overlap.max_documents where those are copies of one page"
+        )
     return hits
 
 
@@ -236,6 +242,24 @@ def hit_table(corpus: Corpus, hits: Hits, reference_sets: ArtifactRef) -> pa.Tab
     )
 
 
+def is_among(doc_ids: npt.NDArray[np.uint8], wanted: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Which documents are among the wanted ones: uint8[n, 32], uint8[m, 32] -> bool[n]."""
+    rows, others = (np.ascontiguousarray(ids).view("V32").ravel() for ids in (doc_ids, wanted))
+    return np.isin(rows, others)
+
+
+def some_of_each_set(hits: pa.Table, num_hits: int) -> list[dict[str, Any]]:
+    """The first hits of each set and kind, as rows for the asset's page."""
+    seen: Counter[tuple[str, str]] = Counter()
+    rows = []
+    for row in hits.to_pylist():
+        group = (row["reference_set"], row["kind"])
+        seen[group] += 1
+        if seen[group] <= num_hits:
+            rows.append(row)
+    return rows
+
+
 def reference_counts(corpus: Corpus, decisions: Decisions, hits: Hits) -> dict[str, dict[str, Any]]:
     """For each set: documents with a text of it, documents of clusters that it matches, and what chance would give."""
     return {
@@ -248,16 +272,17 @@ def _counts_of_set(
     corpus: Corpus, decisions: Decisions, hits: Hits, number: int, universe_documents: int | None
 ) -> dict[str, Any]:
     texts = hits.doc_ids[hits.set_of == number]
-    rows, wanted = (np.ascontiguousarray(ids).view("V32").ravel() for ids in (corpus.doc_ids, texts))
     is_matched = (decisions.matched_sets >> np.uint64(number) & np.uint64(1)).astype(np.bool_)
     is_of_set = pa.array(hits.of_sets[:, 0] == number)
     kinds = Counter(hits.table.column("kind").filter(is_of_set).to_pylist())
-    chance = None if universe_documents is None else expected_by_chance(len(texts), len(rows), universe_documents)
+    chance = (
+        None if universe_documents is None else expected_by_chance(len(texts), len(corpus.doc_ids), universe_documents)
+    )
     return {
         "texts": len(texts),
-        "exact_documents": int(np.isin(rows, wanted).sum()),
+        "exact_documents": int(is_among(corpus.doc_ids, texts).sum()),
         "exact_by_chance": chance,
-        "near_documents": int(is_matched.sum()),
+        "matched_documents": int(is_matched.sum()),
         "kept_out_of_validation": int((is_matched & (decisions.reason == KEPT)).sum()),
         "removed": int((is_matched & (decisions.reason == REFERENCE)).sum()),
         **{f"{kind}_hits": kinds[kind] for kind in KINDS},

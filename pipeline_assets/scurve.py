@@ -5,7 +5,7 @@ the hash family. What was seen of each pair is stored, so that a check can count
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,13 @@ from resources.artifact_store import ArtifactRef
 from resources.tables import read_json, read_rows, write_json, write_table
 from training_io.errors import StateMismatch
 from training_io.hashing import derive_seed
+from training_io.manifest import open_artifact
 
 SCURVE_VERSION = 1
 SCURVE = "scurve"
 PAIRS_NAME, BINS_NAME, PICTURE_NAME = "pairs.parquet", "bins.json", "scurve.png"
 NUM_TEXTS = 600
+MAX_LOOKED_AT = 20 * NUM_TEXTS
 COPIES_PER_TEXT = 20
 MIN_WORDS, MAX_WORDS = 20, 300  # a text of a few shingles has few similarities; longer ones cost more and say no more
 MAX_REPLACED_SHARE = 0.12  # similarity falls to about a third: from nearly always flagged to nearly never
@@ -76,9 +78,12 @@ def measure_curve(
 
 
 def _drawn_texts(stage: Stage, order: npt.NDArray[np.int64], units: list[ArtifactRef]) -> list[str]:
-    """The first distinct texts of enough words, cut to a few hundred, when documents are taken in `order`."""
+    """The first distinct texts of enough words, cut to a few hundred, when documents are taken in `order`.
+
+    In a corpus of short texts the search ends after some times as many documents as are wanted.
+    """
     texts: dict[str, None] = {}
-    for start in range(0, len(order), NUM_TEXTS):
+    for start in range(0, min(len(order), MAX_LOOKED_AT), NUM_TEXTS):
         for text in _texts_of(stage, units, order[start : start + NUM_TEXTS]):
             found = middle_words(text, MAX_WORDS)
             if len(found) >= MIN_WORDS:
@@ -150,7 +155,9 @@ def curve_of(stage: Stage, minhash_signatures: ArtifactRef) -> ArtifactRef:
             f"{folder}: expected one measured curve sealed with the signatures, found {len(listed)}."
             " An earlier version sealed them; materialize minhash_signatures again."
         )
-    return ArtifactRef(**listed[0], asset=minhash_signatures.asset, counts={}, outcome="reused", seconds=0.0)
+    ref = ArtifactRef(**listed[0], asset=minhash_signatures.asset, digest="", counts={}, outcome="reused", seconds=0.0)
+    curve = open_artifact(stage.store.folder(ref), allow_quarantined=stage.is_judging)
+    return replace(ref, digest=curve.digest)
 
 
 def curve_metadata(stage: Stage, curve: ArtifactRef) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from pipeline_assets.transforms.lsh import band_keys
 from pipeline_assets.transforms.minhash import MinHashParams, is_wordless, sign_documents
 from pipeline_assets.transforms.rows import doc_id_matrix
 from pipeline_assets.transforms.words import UNICODE_VERSION
-from resources.artifact_store import ArtifactRef, unit_inputs
+from resources.artifact_store import ArtifactRef
 from resources.tables import read_table, write_array
 from training_io.errors import StateMismatch
 from training_io.hashing import identity_of
@@ -134,8 +134,9 @@ def seal_signatures(stage: Stage, parts: list[ArtifactRef], raw_row_groups: Arti
     params = minhash_params(stage.recipe)
     doc_ids = [stage.array(part, DOC_IDS) for part in corpus]
     curve = measure_curve(stage, params, _family(params), doc_ids, raw_row_groups)
-    # Listed as a plan: held back and lifted with the asset, read by nobody who reads its units.
-    plans = unit_inputs([curve])
+    # Listed as a plan: held back and lifted with the asset, read by nobody who reads its units. Its picture's bytes are
+    # no part of the signatures' identity.
+    plans = [{"unit": curve.unit, "identity": curve.identity}]
     ref = seal_units(stage, "minhash_signatures", parts, counts, SIGNATURES_VERSION, plans=plans)
     metadata = asset_metadata(stage, ref, [*parts, curve]) | {
         "dagster/row_count": counts["documents"],

@@ -187,7 +187,10 @@ def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: 
 
 
 def _removed_tokens(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, is_removed: npt.NDArray[np.bool_]) -> int:
-    """What deduplication saved: tokens of the rows that are not kept, counted and not stored."""
+    """What deduplication saved: tokens of the rows that are not kept, counted and not stored.
+
+    The price of the exact number is to tokenize them too.
+    """
     texts = stage.table(unit, ROWS_NAME, ["text"]).column("text").filter(pa.array(is_removed)).combine_chunks()
     return int(encode_documents(encoder, texts)[1][-1])
 

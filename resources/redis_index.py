@@ -111,7 +111,8 @@ def build_once(address: RedisAddress, basename: bytes, build: Callable[[Callable
             _refuse_eviction(client, address)
             if _is_whole(client, basename):
                 return
-            with client.lock(b"lock_" + basename, timeout=LEASE_SECONDS) as lock:
+            # A lost lock is told by `_mark`; releasing it would only hide that.
+            with client.lock(b"lock_" + basename, timeout=LEASE_SECONDS, raise_on_release_error=False) as lock:
                 if not _is_whole(client, basename):
                     _clear(client, basename)
                     num_documents = build(lock.reacquire)

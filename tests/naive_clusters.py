@@ -31,6 +31,8 @@ def decide(doc_ids, coordinates, edges, hits, mode, excluding, preferred, within
     same_text = [(left, right) for left in documents for right in documents if doc_ids[left] == doc_ids[right]]
     twins = components(len(doc_ids), same_text)
     connected = components(len(doc_ids), [*same_text, *edges])
+    if within is not None:
+        connected = components(len(doc_ids), [*same_text, *edges, *within[1]])
     clusters = groups = twins if mode == "exact" else connected
     if within is not None:
         dumps, inside = within
@@ -42,8 +44,8 @@ def decide(doc_ids, coordinates, edges, hits, mode, excluding, preferred, within
     decisions = []
     for document in documents:
         cluster = clusters[document]
-        of_text = first(twins[document])  # one of each text, then one of those of each group
-        chosen = first([member for member in groups[of_text] if first(twins[member]) == member])
+        survivor = first(groups[document])  # one of each group, then one of those of each text
+        chosen = first([member for member in twins[survivor] if first(groups[member]) == member])
         kept = document if mode == "off" else chosen
         sets = {reference for reference, hit in hits if hit in connected[document]}
         if sets & excluding:
@@ -66,11 +68,14 @@ def decide(doc_ids, coordinates, edges, hits, mode, excluding, preferred, within
     return decisions
 
 
-def match_references(corpus, references):
-    """Each reference with the smallest document of every bucket that they share; both are lists of (key, number)."""
+def match_references(corpus, references, order_of):
+    """Each reference with the first document of every bucket that they share; both are lists of (key, number)."""
     return sorted(
         {
-            (reference, min(document for other, document in corpus if other == key))
+            (
+                reference,
+                min((document for other, document in corpus if other == key), key=lambda one: (order_of[one], one)),
+            )
             for key, reference in references
             if any(other == key for other, _ in corpus)
         }

@@ -15,6 +15,7 @@ from pipeline_assets.transforms.clusters import (
     DumpScope,
     canonical_order,
     decide,
+    match_all_references,
     match_references,
 )
 from pipeline_assets.transforms.lsh import band_keys, candidate_pairs
@@ -113,9 +114,16 @@ def test_a_removed_copy_points_to_what_replaced_its_text():
     ids = [bytes([1]) * 32, bytes([1]) * 32, bytes([2]) * 32]  # one text in crawls 0 and 1, and a near copy in crawl 1
     places = [(1, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2)]
     rows = decisions_of(ids, places, [(0, 1), (1, 2)], [], "near", set(), 3, ([0, 1, 1], [(1, 2)]))
-    (kept,) = {row["kept"] for row in rows}
-    assert kept in (1, 2)
     assert {row["cluster"] for row in rows} == {1}
+    assert rows[1]["kept"] == rows[2]["kept"]  # one of the two that are alike in crawl 1
+    assert rows[0]["kept"] == (1 if rows[1]["reason"] == "kept" else 0)  # its text is not lost with the other copy
+
+
+def test_a_text_is_kept_where_no_near_copy_of_its_own_crawl_replaces_it():
+    ids = [bytes([1]) * 32, bytes([2]) * 32, bytes([1]) * 32]  # text 1 beside a preferred near copy, and alone
+    places = [(1, 0, 0, 0), (0, 0, 0, 1), (1, 0, 0, 2)]
+    rows = decisions_of(ids, places, [(0, 1)], [], "near", set(), 3, ([0, 0, 1], [(0, 1)]))
+    assert [row["reason"] for row in rows] == ["near_duplicate", "kept", "kept"]
 
 
 @given(corpora(), st.sampled_from(MODES), st.sets(st.integers(0, 3)), st.randoms(use_true_random=False))
@@ -252,14 +260,19 @@ def test_planted_copies_come_out_as_planted_and_nothing_goes_the_second_time():
 key_and_number = st.lists(st.tuples(st.integers(0, 4) | st.just(2**64 - 1), st.integers(0, 6)), max_size=12)
 
 
-@given(key_and_number, key_and_number)
-def test_references_are_matched_as_by_comparing_all_keys(corpus, references):
+@given(key_and_number, key_and_number, st.lists(st.integers(0, 3), min_size=7, max_size=7), st.integers(1, 9))
+def test_references_are_matched_as_by_comparing_all_keys(corpus, references, order_of, max_pairs):
     def columns(rows):
         return np.array([key for key, _ in rows], np.uint64), np.array([number for _, number in rows], np.int64)
 
-    hits = match_references(*columns(corpus), *columns(references))
+    hits = match_references(*columns(corpus), *columns(references), np.array(order_of, np.uint64))
     assert (hits.dtype, hits.shape[1]) == (np.int64, 2)
-    assert [tuple(hit) for hit in hits.tolist()] == naive_clusters.match_references(corpus, references)
+    assert [tuple(hit) for hit in hits.tolist()] == naive_clusters.match_references(corpus, references, order_of)
+    blocks = list(match_all_references(*columns(corpus), *columns(references), max_pairs))
+    everything = {(number, node) for key, number in references for other, node in corpus if key == other}
+    assert {tuple(pair) for block in blocks for pair in block.tolist()} == everything
+    most = max([max_pairs, *(sum(key == other for other, _ in corpus) for key, _ in references)])
+    assert all(0 <= len(block) <= most for block in blocks)
 
 
 @given(st.lists(st.lists(st.lists(st.integers(0, 65_535), max_size=4), max_size=4), min_size=1, max_size=4), st.data())

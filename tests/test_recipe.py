@@ -42,8 +42,15 @@ VALUES = {
         }
     ],
     "dedup": {
-        "mode": "near", "scope": "global", "keep": "pool_priority", "verify_jaccard": None,
-        "ngram": 5, "num_bands": 14, "rows_per_band": 8, "seed": 1, "num_buckets": 1,
+        "mode": "near",
+        "scope": "global",
+        "keep": "pool_priority",
+        "verify_jaccard": None,
+        "ngram": 5,
+        "num_bands": 14,
+        "rows_per_band": 8,
+        "seed": 1,
+        "num_buckets": 1,
     },
     "tokenizer": {"kind": "trained", "sample": "tokenizer_sample", "vocab_size": 8192, "eos": "<|endoftext|>"},
     "splits": {
@@ -184,6 +191,7 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"dedup.verify_jaccard": 0.0}, "dedup.verify_jaccard", ["greater than 0"]),
         ({"dedup.verify_jaccard": 1.5}, "dedup.verify_jaccard", ["less than or equal to 1"]),
         ({"dedup.mode": "off", "dedup.scope": "dump"}, "dedup", ["mode near with scope dump, found mode off"]),
+        ({"dedup.mode": "off", "dedup.keep": "longest"}, "dedup", ["no keep rule in mode off", "found longest"]),
         ({"dedup.mode": "exact", "dedup.verify_jaccard": 0.8}, "dedup", ["no verify_jaccard in mode exact"]),
         ({"references": []}, "recipe", ["tokenizer.sample", "none is there", "found 'tokenizer_sample'"]),
         ({"tokenizer.sample": "other"}, "recipe", ["tokenizer.sample", "['tokenizer_sample']", "found 'other'"]),

@@ -14,7 +14,7 @@ from small_corpus import CHECK_NAMES, ROOT, Built, evaluations, judged, material
 
 from asset_checks.remembered import PACKAGES, VERDICTS_FOLDER, basis_of, code_digest, recall, remember
 from pipeline_assets.stripes import units_in
-from training_io.gpu_io_manager import _may_have_gpu, device_type
+from training_io.gpu_io_manager import device_type, may_have_gpu
 
 
 @pytest.fixture(scope="session")
@@ -73,6 +73,18 @@ def test_a_failure_drops_the_pass_so_that_the_rebuilt_asset_is_counted(copy: Bui
     assert evaluations(again)[name].passed
     assert rows.read_bytes() == whole
     assert counted_in(again)[name] == again.run_id
+
+
+def test_a_plan_is_counted_when_its_shards_were_not_verified_in_the_run(copy: Built) -> None:
+    everything = [name for name in small_corpus.STAGES if name != small_corpus.TRAINING]
+    first = materialize(copy.recipe, copy.home, *everything)
+    assert first.success
+    shards = sorted(copy.folder("token_shards").glob("*.bin"))
+    for shard in shards:
+        shard.write_bytes(shard.read_bytes()[:-2])
+    alone = materialize(copy.recipe, copy.home, "packing_plan")
+    assert not alone.success
+    assert set(counted_in(alone).values()) <= {alone.run_id}
 
 
 def test_a_changed_recipe_value_is_counted_with(copy: Built) -> None:
@@ -134,7 +146,7 @@ def test_every_verdict_survives_being_written_down(clean: Built) -> None:
         assert json.loads(json.dumps(plain)) == plain, name
 
 
-@pytest.mark.skipif(_may_have_gpu(), reason="this machine has a GPU driver: torch must be asked")
+@pytest.mark.skipif(may_have_gpu(), reason="this machine has a GPU driver: torch must be asked")
 def test_no_torch_is_loaded_to_learn_that_there_is_no_gpu() -> None:
     code = """if True:
         import sys

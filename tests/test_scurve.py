@@ -160,11 +160,9 @@ def test_planted_words_avoid_what_the_texts_contain():
     texts = ["planted0n0 PLANTEDX0n1 and more", "other"]
     planted = plant_pairs(texts, copies_per_text=1, max_replaced_share=1.0, seed=4)
     originals = {word for text in texts for word in naive_text.words(text)}
-    kept = originals & {word for text in planted.texts[2:] for word in naive_text.words(text)}
     replaced = [word for text in planted.texts[2:] for word in naive_text.words(text) if word not in originals]
     assert replaced
     assert all(word.startswith("plantedxx") for word in replaced)
-    assert kept <= originals
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,26 @@ def test_large_groups_fall_into_their_kinds(kinds, shuffler):
     expected = [{other for other, kind in enumerate(kinds) if kind == kinds[node]} for node in range(len(kinds))]
     assert [found[node] for node in range(len(kinds))] == expected
     assert stats.num_left == 0
-    assert stats.num_compared <= len(set(kinds)) * len(kinds)
+    assert stats.num_compared <= MAX_ROUNDS * len(kinds)
+
+
+@given(st.integers(MAX_COMPARED + 1, 50), st.data())
+def test_large_groups_give_the_components_of_any_likeness(num_nodes, data):
+    """Being alike is not transitive: chains are followed, whatever the order of the rows."""
+    node = st.integers(0, num_nodes - 1)
+    alike = {tuple(sorted(pair)) for pair in data.draw(st.sets(st.tuples(node, node), max_size=80))}
+    keys = data.draw(st.permutations([3] * num_nodes + [5] * num_nodes))
+    numbers = {3: iter(range(num_nodes)), 5: iter(range(num_nodes))}
+    rows = [(key, next(numbers[key])) for key in keys]
+
+    def similarity(pairs):
+        return np.array([float(tuple(pair) in alike) for pair in pairs.tolist()])
+
+    edges, stats = verified_edges(*columns(rows), similarity, THRESHOLD)
+    assert {tuple(edge) for edge in edges.tolist()} <= alike
+    found = naive_clusters.components(num_nodes, [tuple(edge) for edge in edges.tolist()])
+    assert found == naive_clusters.components(num_nodes, alike)
+    assert stats.num_left == 0
 
 
 def test_a_group_of_strangers_is_given_up_after_so_many_rounds():

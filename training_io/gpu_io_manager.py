@@ -98,14 +98,14 @@ def device_type(device: str) -> str:
 
     torch takes two seconds to load and is asked only where it could find a GPU.
     """
-    if device == "cpu" or (device == "auto" and not _may_have_gpu()):
+    if device == "cpu" or (device == "auto" and not may_have_gpu()):
         return "cpu"
     from training_io.staging import resolve_device
 
     return resolve_device(device).type
 
 
-def _may_have_gpu() -> bool:
+def may_have_gpu() -> bool:
     """Whether a GPU's driver is here: NVIDIA's library, or AMD's device file (torch calls both "cuda")."""
     try:
         ctypes.CDLL("libcuda.so.1")

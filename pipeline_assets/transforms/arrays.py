@@ -45,3 +45,18 @@ def _cut_by_bytes(data: U8, offsets: I64, max_bytes: int) -> Iterator[tuple[U8, 
         end = min(max(end, start + 1), num_documents)
         yield data, offsets[start : end + 1]
         start = end
+
+
+def blocks_of(sizes: I64, most: int) -> Iterator[tuple[int, int]]:
+    """Half-open ranges of neighbouring items of at most `most` together, one item at least.
+
+    >>> list(blocks_of(np.array([3, 3, 9, 1]), 6))
+    [(0, 2), (2, 3), (3, 4)]
+    """
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + most, side="right")))
+        yield start, end
+        start = end

@@ -5,6 +5,7 @@ document. Documents are first put into canonical order, by doc_id and then by so
 depend on content alone: not on row order, stripes, buckets or workers.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline_assets.transforms.arrays import blocks_of
 from pipeline_assets.transforms.components import connected_components
 from pipeline_assets.transforms.keep import Preferences, choose_kept
+from pipeline_assets.transforms.lsh import unique_pairs
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -77,9 +80,10 @@ def decide(
     doc_ids = documents.doc_ids[order]
     same_text = _runs_of_equal_rows(doc_ids)
     text = connected_components(len(order), same_text)
-    near = connected_components(len(order), np.concatenate([same_text, rank[edges]]))
+    inside = np.empty((0, 2), np.int64) if within is None else within.edges
+    near = connected_components(len(order), np.concatenate([same_text, rank[edges], rank[inside]]))
     labels = text if mode == "exact" else near
-    groups = labels if within is None else _groups_within(within, order, rank, same_text)
+    groups = labels if within is None else _groups_within(within, order, rank, text)
     kept = np.arange(len(order))
     if mode != "off":
         kept = _kept(text, groups, [column[order] for column in preferred])
@@ -105,18 +109,20 @@ def decide(
     )
 
 
-def _groups_within(scope: DumpScope, order: I64, rank: I64, same_text: I64) -> I64:
-    """Components of the edges that stay within one crawl."""
+def _groups_within(scope: DumpScope, order: I64, rank: I64, text: I64) -> I64:
+    """Components of the edges that stay within one crawl; equal texts of a crawl are connected, wordless ones too."""
     dumps = scope.dumps[order]
-    same_crawl = same_text[dumps[same_text[:, 0]] == dumps[same_text[:, 1]]]
-    return connected_components(len(order), np.concatenate([same_crawl, rank[scope.edges]]))
+    by_crawl = np.lexsort((dumps, text))
+    is_same = (text[by_crawl][1:] == text[by_crawl][:-1]) & (dumps[by_crawl][1:] == dumps[by_crawl][:-1])
+    same = np.column_stack([by_crawl[:-1][is_same], by_crawl[1:][is_same]])
+    return connected_components(len(order), np.concatenate([same, rank[scope.edges]]))
 
 
 def _kept(text: I64, groups: I64, preferred: list[npt.NDArray[Any]]) -> I64:
-    """One document for each text, then one of those for each group; a removed copy points to what replaced its text."""
-    representative = choose_kept(text, preferred)
-    is_copy = representative != np.arange(len(text))
-    return choose_kept(groups, [is_copy, *preferred])[representative]
+    """One document of each group, then one of each text among those; a removed one points to what stands for it."""
+    survivor = choose_kept(groups, preferred)
+    is_lost = survivor != np.arange(len(text))
+    return choose_kept(text, [is_lost, *preferred])[survivor]
 
 
 def canonical_order(documents: Documents) -> I64:
@@ -142,17 +148,19 @@ def match_references(
     corpus_nodes: I64,
     reference_keys: npt.NDArray[np.uint64],
     reference_nodes: I64,
+    order_of: npt.NDArray[np.uint64],
 ) -> I64:
-    """Which references share a bucket with the corpus: int64[h, 2] of (reference, smallest document of the bucket).
+    """Which references share a bucket with the corpus: int64[h, 2] of (reference, one document of the bucket).
 
-    One stands for all: the bucket's star edges connect the others to it. Unique and sorted.
+    One stands for all, the smallest by `order_of` (uint64, by node): the bucket's star edges connect the others to it.
+    Unique and sorted.
     """
-    order = np.lexsort((corpus_nodes, corpus_keys))
+    order = np.lexsort((corpus_nodes, order_of[corpus_nodes], corpus_keys))
     keys, nodes = corpus_keys[order], corpus_nodes[order]
     at = np.searchsorted(keys, reference_keys)
     inside = np.flatnonzero(at < len(keys))
     hit = inside[keys[at[inside]] == reference_keys[inside]]
-    return np.unique(np.stack([reference_nodes[hit], nodes[at[hit]]], axis=1).reshape(-1, 2), axis=0)
+    return unique_pairs(np.stack([reference_nodes[hit], nodes[at[hit]]], axis=1).reshape(-1, 2))
 
 
 def match_all_references(
@@ -160,15 +168,19 @@ def match_all_references(
     corpus_nodes: I64,
     reference_keys: npt.NDArray[np.uint64],
     reference_nodes: I64,
-) -> I64:
-    """Every reference with every document of each bucket that they share: int64[h, 2]. Unique and sorted."""
+    max_pairs: int,
+) -> Iterator[I64]:
+    """Every reference with every document of each bucket that they share, in blocks: int64[h, 2], unique and sorted.
+
+    A block holds about `max_pairs`, so that a bucket of a template and many references of it take time, not memory.
+    """
     order = np.argsort(corpus_keys, kind="stable")
     keys = corpus_keys[order]
     start, end = (np.searchsorted(keys, reference_keys, side=side) for side in ("left", "right"))
-    count = end - start
-    at = np.arange(count.sum()) + np.repeat(start - np.cumsum(count) + count, count)
-    pairs = np.column_stack([np.repeat(reference_nodes, count), corpus_nodes[order[at]]])
-    return np.unique(pairs.reshape(-1, 2), axis=0)
+    for first, last in blocks_of(end - start, max_pairs):
+        count = (end - start)[first:last]
+        at = np.arange(count.sum()) + np.repeat(start[first:last] - np.cumsum(count) + count, count)
+        yield unique_pairs(np.column_stack([np.repeat(reference_nodes[first:last], count), corpus_nodes[order[at]]]))
 
 
 def names_of_bits(bits: npt.NDArray[np.uint64], names: list[str]) -> pa.Array:

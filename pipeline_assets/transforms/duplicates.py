@@ -46,10 +46,12 @@ def clusters_by_spread(clusters: I64, groups: I64) -> tuple[int, int]:
 def example_pairs(similarities: F64, keys: U64, per_range: int) -> I64:
     """Some pairs of each range of similarity, those with the smallest keys, most alike first: numbers int64[k].
 
-    The ranges are half-open between SIMILARITY_EDGES; a similarity of 1 is a range of its own.
+    A key is that of the removed text: of several pairs with one, the first is looked at. The ranges are half-open
+    between SIMILARITY_EDGES; a similarity of 1 is a range of its own.
     """
     range_of = np.searchsorted(SIMILARITY_EDGES, similarities, side="right")
-    order = np.lexsort((keys, -range_of))
+    distinct = np.unique(keys, return_index=True)[1]
+    order = distinct[np.lexsort((keys[distinct], -range_of[distinct]))]
     ranges = range_of[order]
     starts = np.flatnonzero(np.append(True, ranges[1:] != ranges[:-1])[: len(order)])
     place = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
@@ -57,10 +59,10 @@ def example_pairs(similarities: F64, keys: U64, per_range: int) -> I64:
     return chosen[np.lexsort((keys[chosen], -similarities[chosen]))]
 
 
-def largest_clusters(clusters: I64, sizes: I64, num_clusters: int) -> I64:
-    """The clusters of most documents, at least two, by size and then label: int64[k] of labels."""
+def largest_clusters(clusters: I64, sizes: I64, keys: U64, num_clusters: int) -> I64:
+    """The clusters of most documents, at least two, by size and then by the label's key: int64[k] of labels."""
     roots = np.flatnonzero((clusters == np.arange(len(clusters))) & (sizes > 1))
-    order = np.lexsort((roots, -sizes[roots]))
+    order = np.lexsort((keys[roots], -sizes[roots]))
     return roots[order[:num_clusters]]
 
 

@@ -25,12 +25,6 @@ def shingle_sets(texts: pa.Array | pa.ChunkedArray, ngram: int = 5) -> tuple[U32
     return np.concatenate([np.empty(0, dtype=np.uint32), *sets]), np.concatenate([[0], np.cumsum(lengths)])
 
 
-def joined_sets(left: tuple[U32, I64], right: tuple[U32, I64]) -> tuple[U32, I64]:
-    """The sets of two results of `shingle_sets`, the left ones first."""
-    hashes, offsets = (np.concatenate([left[0], right[0]]), np.concatenate([left[1], right[1][1:] + left[1][-1]]))
-    return hashes, offsets
-
-
 def jaccard_of_sets(hashes: U32, offsets: I64, pairs: I64) -> F64:
     """Similarity of each pair of sets as `shingle_sets` gives them: int64[m, 2] -> float64[m]; two empty sets: 0."""
     from pipeline_assets.transforms import kernels  # numba takes a second to import: not with the code location

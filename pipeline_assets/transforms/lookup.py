@@ -131,7 +131,7 @@ def excerpt(text: str, max_characters: int = 160) -> str:
 
 
 def printable(text: str) -> str:
-    """A text that a terminal can be given: backslashes, control characters and all that is invisible are spelled out.
+    """A text that a terminal can be given: backslashes and all that Python calls unprintable are spelled out.
 
     >>> print(printable("red \\x1b[31m, reversed \\u202e, C:\\\\"))
     red \\x1b[31m, reversed \\u202e, C:\\\\

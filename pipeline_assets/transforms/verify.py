@@ -2,15 +2,17 @@
 
 Sharing a bucket is a hint. Where the recipe asks for it, the exact similarity of candidates decides, and components are
 made of verified edges only, so that no chain of near misses joins unrelated texts. Groups of up to `MAX_COMPARED`
-documents are compared in full. In a larger one the smallest is compared with each other one, then the smallest of
-those that were not like it with the rest, and so on for at most `MAX_ROUNDS` rounds: linear, not quadratic. What is
-left then is counted. Cost: a sort of the keys, and one similarity a candidate pair.
+documents are compared in full. A larger one is explored: one document is compared with all that are not yet reached;
+those that are alike are reached, and are compared with the rest in their turn. That finds the group's components; a
+group of copies takes one round. After `MAX_ROUNDS` rounds the rest is left as it is, and counted: linear, not
+quadratic. Documents are taken in the order of their numbers. Cost: a sort of the keys, one similarity a compared pair.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline_assets.transforms.arrays import F64, I64, U64
 from pipeline_assets.transforms.lsh import NO_KEY, unique_pairs
@@ -20,10 +22,12 @@ Similarity = Callable[[I64], F64]  # unique sorted pairs int64[m, 2] -> float64[
 MAX_COMPARED = 16
 MAX_ROUNDS = 64
 
+REACHED, UNREACHED, EXPLORED = range(3)  # whose turn comes first
+
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyStats:
-    """Candidate pairs compared, those that were alike, and documents of large groups that stayed without a partner."""
+    """Candidate pairs compared, those that were alike, and documents that no round was left to reach."""
 
     num_compared: int
     num_verified: int
@@ -42,22 +46,21 @@ def verified_edges(keys: U64, nodes: I64, similarity: Similarity, threshold: flo
     compared = _Compared(similarity, threshold)
     small, large = _groups(keys, nodes)
     found = [compared.alike(unique_pairs(np.concatenate([np.empty((0, 2), np.int64), *_all_pairs(*small)])))]
-    num_left = 0
+    group, members = large
+    state = np.full(len(members), UNREACHED)
     for _ in range(MAX_ROUNDS):
-        group, members = large
+        group, members, state = _with_unreached(group, members, state)
         if not len(members):
             break
-        is_centre = np.append(True, group[1:] != group[:-1])
-        centres = members[is_centre][np.cumsum(is_centre) - 1]
-        pairs = np.column_stack([centres, members])[~is_centre]
-        alike = compared.alike(unique_pairs(pairs))
+        centre = _centres(group, state)
+        state[centre] = EXPLORED
+        pairs = np.column_stack([members[centre][group], members])
+        is_candidate = state == UNREACHED
+        alike = compared.alike(unique_pairs(np.sort(pairs[is_candidate], axis=1)))
         found.append(alike)
-        is_left = ~is_centre
-        is_left[is_left] = ~_contains(alike, pairs)
-        large = _with_partners(group[is_left], members[is_left])
-    else:
-        num_left = len(large[1])
+        state[is_candidate] = np.where(_contains(alike, np.sort(pairs[is_candidate], axis=1)), REACHED, UNREACHED)
     edges = unique_pairs(np.concatenate(found))
+    num_left = int((state == UNREACHED).sum())
     return edges, VerifyStats(num_compared=compared.num_compared, num_verified=len(edges), num_left=num_left)
 
 
@@ -83,9 +86,21 @@ def _groups(keys: U64, nodes: I64) -> tuple[tuple[I64, I64], tuple[I64, I64]]:
     return (group[is_small], nodes[is_small]), (group[is_large], nodes[is_large])
 
 
-def _with_partners(group: I64, members: I64) -> tuple[I64, I64]:
-    is_shared = np.bincount(group)[group] > 1 if len(group) else np.empty(0, np.bool_)
-    return group[is_shared], members[is_shared]
+def _with_unreached(group: I64, members: I64, state: npt.NDArray[np.int64]) -> tuple[I64, I64, npt.NDArray[np.int64]]:
+    """Groups in which something is not reached and something is left to compare it with, numbered anew from 0."""
+    if not len(group):
+        return group, members, state
+    num_groups = int(group.max()) + 1
+    unreached = np.bincount(group[state == UNREACHED], minlength=num_groups)
+    unexplored = np.bincount(group[state != EXPLORED], minlength=num_groups)
+    is_open = ((unreached > 0) & (unexplored > 1))[group]
+    return np.unique(group[is_open], return_inverse=True)[1], members[is_open], state[is_open]
+
+
+def _centres(group: I64, state: npt.NDArray[np.int64]) -> I64:
+    """In each group, the first reached document that is not explored, else the first one that is not reached."""
+    order = np.lexsort((state, group))  # stable: members of a group ascend
+    return order[np.flatnonzero(np.append(True, np.diff(group[order]) > 0))]
 
 
 def _all_pairs(group: I64, members: I64) -> Iterator[I64]:
@@ -96,7 +111,7 @@ def _all_pairs(group: I64, members: I64) -> Iterator[I64]:
         yield np.column_stack([rows[:, first].ravel(), rows[:, second].ravel()])
 
 
-def _contains(pairs: I64, wanted: I64) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _contains(pairs: I64, wanted: I64) -> npt.NDArray[np.bool_]:
     """Which of the wanted rows are among unique sorted pairs."""
     packed = [rows[:, 0].astype(np.uint64) << np.uint64(32) | rows[:, 1].astype(np.uint64) for rows in (pairs, wanted)]
     return np.isin(packed[1], packed[0])
