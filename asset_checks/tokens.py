@@ -58,7 +58,7 @@ def end_of_document_comes_once_at_the_end(
 def tokens_decode_to_the_text(
     stage: Stage, document_tokens: ArtifactRef, raw_row_groups: ArtifactRef, tokenizer: ArtifactRef
 ) -> Verdict:
-    """A keyed sample of each unit's documents, decoded by the library, is the (normalised) text."""
+    """A keyed sample of each unit's documents: the library decodes to the text, and encodes it to these very ids."""
     encoder = load_tokenizer(stage.folder(tokenizer) / TOKENIZER_NAME, tokenizer.counts["eos"])
     claimed = {name: tokenizer.counts[name] for name in ("fingerprint", "vocab_size", "max_id", "eos_id")}
     violations = [
@@ -81,7 +81,13 @@ def tokens_decode_to_the_text(
                 violations.append(
                     f"{unit.unit}: document {doc_ids[document].tobytes().hex()[:16]} does not decode to its text"
                 )
-    return verdict_of("decode(encode(text)) = text", violations, f"{decoded:,} sampled documents")
+            elif ids != encoder.encode_batch([text])[0]:
+                violations.append(
+                    f"{unit.unit}: document {doc_ids[document].tobytes().hex()[:16]} has other ids than the tokenizer's"
+                )
+    return verdict_of(
+        "decode(encode(text)) = text, by the library's own encoding", violations, f"{decoded:,} sampled documents"
+    )
 
 
 AGAIN = "Materialize document_tokens again."

@@ -155,7 +155,15 @@ def curve_of(stage: Stage, minhash_signatures: ArtifactRef) -> ArtifactRef:
             f"{folder}: expected one measured curve sealed with the signatures, found {len(listed)}."
             " An earlier version sealed them; materialize minhash_signatures again."
         )
-    ref = ArtifactRef(**listed[0], asset=minhash_signatures.asset, digest="", counts={}, outcome="reused", seconds=0.0)
+    ref = ArtifactRef(
+        asset=minhash_signatures.asset,
+        unit=listed[0]["unit"],
+        identity=listed[0]["identity"],
+        digest="",
+        counts={},
+        outcome="reused",
+        seconds=0.0,
+    )
     curve = open_artifact(stage.store.folder(ref), allow_quarantined=stage.is_judging)
     return replace(ref, digest=curve.digest)
 

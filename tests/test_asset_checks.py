@@ -23,11 +23,13 @@ from small_corpus import CHECK_NAMES, HELD_OUT, Built, doc_id, judged
 from pipeline_assets.clusters import EVIDENCE_NAME, slice_name
 from pipeline_assets.scurve import BINS_NAME, PAIRS_NAME, curve_of, write_curve
 from pipeline_assets.stripes import units_in
+from pipeline_assets.tokens import LENGTHS, TOKENS
 from pipeline_assets.transforms.minhash import MinHashParams
 from pipeline_assets.transforms.scurve import measure_scurve, plant_pairs
 from pipeline_assets.transforms.shingles import unique_shingles
 from resources.artifact_store import ArtifactRef
 from resources.tables import write_table
+from resources.tokenizer import load_tokenizer
 from training_io.errors import FormatError
 from training_io.hashing import sha256_file
 from training_io.manifest import MANIFEST_NAME, RUN_NAME, load_manifest, quarantine_reasons
@@ -534,6 +536,24 @@ def test_a_near_copy_of_a_reference_may_not_be_validated_on(copy: Built) -> None
     verdict = judged("no_reference_text_is_in_validation", copy)
     assert verdict.num_violations == 1
     assert needle in str(verdict.examples)
+
+
+def test_other_ids_that_decode_to_the_same_text_are_noticed(copy: Built) -> None:
+    _, folder = units(copy, "document_tokens")[0]
+    tokens, lengths = np.load(folder / TOKENS), np.load(folder / LENGTHS)
+    tokenizer = load_tokenizer(whole(copy, "tokenizer") / "tokenizer.json", small_corpus.EOS)
+    text = tokenizer.decode_batch([tokens[: lengths[0] - 1].tolist()])[0]
+    words = [word for word, _ in tokenizer.library.pre_tokenizer.pre_tokenize_str(text)]
+    spelled = [tokenizer.library.token_to_id(character) for word in words for character in word]
+    assert len(spelled) > lengths[0]
+    assert tokenizer.decode_batch([spelled])[0] == text
+    np.save(folder / TOKENS, np.concatenate([np.array(spelled, tokens.dtype), tokens[lengths[0] - 1 :]]))
+    lengths[0] = len(spelled) + 1
+    np.save(folder / LENGTHS, lengths)
+    seal_again(copy, folder)
+    verdict = judged("tokens_decode_to_the_text", copy)
+    assert verdict.num_violations == 1
+    assert "other ids than the tokenizer's" in verdict.examples[0]["violation"]
 
 
 @pytest.mark.parametrize(
