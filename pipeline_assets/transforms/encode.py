@@ -1,5 +1,6 @@
 """Token ids: a tokenizer object and Arrow texts in, one flat array of ids and its offsets out, EOS after each text.
 
+Words are looked up (`word_cache`) where that gives the same ids, many times faster; else the tokenizer encodes.
 Whole texts are encoded, never cut or padded; a text that spells the EOS out gets ordinary tokens, so EOS occurs exactly
 once a document, at its end. Batches are cut by bytes: memory does not follow the longest run of long documents.
 Cost: the tokenizer's, and 2 or 4 bytes a token.
@@ -7,13 +8,14 @@ Cost: the tokenizer's, and 2 or 4 bytes a token.
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline_assets.transforms.arrays import I64, utf8_blocks
+from pipeline_assets.transforms.word_cache import LibraryTokenizer, encode_by_words, encoder_for
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
@@ -39,7 +41,18 @@ class Encoder(Protocol):
 
 
 def encode_documents(tokenizer: Encoder, texts: pa.Array | pa.ChunkedArray) -> tuple[Ids, I64]:
-    """Ids of all texts, EOS appended to each: (uint16 or uint32 [tokens], int64[n + 1] offsets). No nulls."""
+    """Ids of all texts, EOS appended to each: (uint16 or uint32 [tokens], int64[n + 1] offsets). No nulls.
+
+    By words where the tokenizer is one that `word_cache` knows, else by the library: the ids are the same.
+    """
+    encoder, _ = encoder_for(tokenizer)
+    if encoder is None:
+        return encode_by_library(tokenizer, texts)
+    return encode_by_words(encoder, cast(LibraryTokenizer, tokenizer), texts)  # it has an encoder, so it is one
+
+
+def encode_by_library(tokenizer: Encoder, texts: pa.Array | pa.ChunkedArray) -> tuple[Ids, I64]:
+    """The same, every text by the tokenizer itself: what `encode_documents` is held to."""
     parts: list[Ids] = []
     lengths: list[int] = []
     for batch in _batches(texts):
