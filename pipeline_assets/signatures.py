@@ -33,6 +33,7 @@ from pipeline_assets.transforms.minhash import MinHashParams, is_wordless, sign_
 from pipeline_assets.transforms.rows import doc_id_matrix
 from pipeline_assets.transforms.words import UNICODE_VERSION
 from resources.artifact_store import ArtifactRef
+from resources.execution import threads_of_a_step
 from resources.tables import read_table, write_array
 from training_io.errors import StateMismatch
 from training_io.hashing import identity_of
@@ -80,7 +81,7 @@ def _sign_unit(stage: Stage, name: str, ref: ArtifactRef, table: str) -> Artifac
 
     def write(target: Path) -> dict[str, Any]:
         rows = read_table(folder / table, ["doc_id", "text"])
-        signatures, stats = sign_documents(rows.column("text"), params)
+        signatures, stats = sign_documents(rows.column("text"), params, threads_of_a_step())
         signed = np.flatnonzero(~is_wordless(signatures))
         keys = band_keys(signatures[signed], params)
         order = np.argsort(keys, axis=None, kind="stable")

@@ -25,15 +25,30 @@ PROFILES = ("local", "processes")
 
 def executor_of_profile() -> dg.ExecutorDefinition:
     """The executor of the profile in force; RecipeError for an unknown name."""
-    profile = os.environ.get(PROFILE_VARIABLE) or PROFILES[0]
-    if profile == "local":
+    if profile() == "local":
         return dg.in_process_executor
-    if profile == "processes":
-        start = {"forkserver": {"preload_modules": ["pipeline_assets.definitions"]}}
-        return dg.multiprocess_executor.configured({"start_method": start})
-    raise RecipeError(
-        f"{PROFILE_VARIABLE}: expected one of {', '.join(PROFILES)}, found {profile!r}. Set it to one of them."
-    )
+    start = {"forkserver": {"preload_modules": ["pipeline_assets.definitions"]}}
+    return dg.multiprocess_executor.configured({"start_method": start})
+
+
+def profile() -> str:
+    """The profile in force; RecipeError for an unknown name."""
+    name = os.environ.get(PROFILE_VARIABLE) or PROFILES[0]
+    if name not in PROFILES:
+        raise RecipeError(
+            f"{PROFILE_VARIABLE}: expected one of {', '.join(PROFILES)}, found {name!r}. Set it to one of them."
+        )
+    return name
+
+
+def threads_of_a_step() -> int:
+    """All usable cores where steps take turns in one process, one where several run side by side.
+
+    No result depends on it.
+    """
+    if profile() == "processes":
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 INSTANCE_FOLDER = "dagster"

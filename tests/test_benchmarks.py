@@ -154,13 +154,51 @@ def test_entries_with_peers_run(load, tmp_path, text_dir, peers_dir):
     bench = load("bench").Bench(
         runs=2, max_bytes=10**6, peers_dir=peers_dir, tokenizer_path=None, scratch=tmp_path / "scratch"
     )
-    (signing,) = load("signatures").measure(bench)
+    signing = load("signatures").against_datasketch(bench)
     assert "datasketch" in signing.peer
     assert signing.amount == bench.text.num_bytes / 1e6
-    (encoding,) = load("tokenizing").measure(bench)
+    tokenizing = load("tokenizing")
+    inputs = tokenizing.write_inputs(bench)
+    assert tokenizing.peers_for(inputs.path) == [tokenizing.TOKENIZERS, tokenizing.TIKTOKEN]
+    encoding = tokenizing.against(tokenizing.TOKENIZERS, bench, inputs)
     assert encoding.extra["vocab_size"] > 256
     for row in (signing, encoding):
         assert len(row.ours_seconds) == len(row.peer_seconds) == 2
+
+
+def test_peers_that_sign_another_number_of_texts_are_not_timed(load, text_dir, tmp_path):
+    bench = load("bench").Bench(
+        runs=1, max_bytes=10**6, peers_dir=tmp_path, tokenizer_path=None, scratch=tmp_path / "scratch"
+    )
+    shape = [len(bench.text.texts), 112]
+    load("signatures").require_same_shape("x", bench, lambda job: {"shape": shape})
+    with pytest.raises(InvariantBroken, match="x: expected"):
+        load("signatures").require_same_shape("x", bench, lambda job: {"shape": [shape[0] - 1, 112]})
+
+
+def test_python_shingles_are_runs_of_five_words(load, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS / "peers")
+    shingles = load("python_shingles").shingles
+    assert shingles("One two, three FOUR five six") == ["one two three four five", "two three four five six"]
+    assert shingles("One, two") == ["one two"]
+
+
+def test_pathological_bytes_take_few_steps(load, tmp_path, text_dir):
+    bench = load("bench").Bench(
+        runs=1, max_bytes=10**6, peers_dir=tmp_path, tokenizer_path=None, scratch=tmp_path / "scratch"
+    )
+    pathological = load("pathological")
+    text, *rows = pathological.measure(bench)
+    assert text.amount == bench.text.num_megabytes
+    assert text.extra["times_text"] == 1
+    assert len(rows) == len(pathological.KINDS)
+    for row in rows:
+        assert 3.9 < row.amount <= 4
+        assert 1 <= row.extra["steps_a_byte"] <= 5
+    num_words = {row.name.removeprefix("pathological: "): row.extra["num_words"] for row in rows}
+    assert num_words["one-letter words"] == 2_000_000
+    assert num_words["no space"] == num_words["combining marks"] == 4
+    assert num_words["emoji"] == num_words["NUL"] == num_words["not UTF-8"] == 0
 
 
 def test_the_peer_finds_the_same_clusters_in_memory(load, tmp_path, peers_dir):

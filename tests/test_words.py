@@ -28,6 +28,13 @@ def test_a_lower_case_form_is_of_the_same_kind_so_the_order_of_the_rules_does_no
     assert (lowered != code_points).sum() > 1000
 
 
+def test_ascii_words_are_runs_of_letters_and_digits_and_one_bit_is_their_case():
+    """The shingle kernel folds ASCII by arithmetic instead of the table."""
+    characters = [chr(code_point) for code_point in range(128)]
+    expected = [ord(character) | 0x20 if character.isalnum() else 0 for character in characters]
+    assert fold_table()[:128].tolist() == expected
+
+
 @given(st.text(max_size=60))
 def test_words_are_those_of_the_plain_rule(text):
     assert words(text) == naive_text.words(text)

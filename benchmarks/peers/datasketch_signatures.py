@@ -1,7 +1,6 @@
 """Signatures with datasketch: Python shingles, xxhash, `update_batch` of a copied MinHash for each document."""
 
 import hashlib
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -13,15 +12,14 @@ import numpy as np
 import xxhash
 from datasketch import MinHash
 from jobs import answer_jobs, read_plain, versions_of
+from python_shingles import shingles
 
-NUM_PERM, SEED, NGRAM = 112, 1, 5
-WORD = re.compile(r"\w+")
+NUM_PERM, SEED = 112, 1
 
 
-def shingles(text: str) -> list[bytes]:
-    """Runs of five words of the lower-cased text, joined, or all words of a shorter one."""
-    words = WORD.findall(text.lower())
-    return [" ".join(words[start : start + NGRAM]).encode() for start in range(max(len(words) - NGRAM + 1, 1))]
+def encoded_shingles(text: str) -> list[bytes]:
+    """A text's shingles as xxhash takes them."""
+    return [shingle.encode() for shingle in shingles(text)]
 
 
 def sign(rows: list[Any], hashfunc: Callable[[Any], int], values_of: Callable[[Any], Iterable[Any]]) -> np.ndarray:
@@ -46,7 +44,7 @@ def check(folder: Path) -> dict[str, Any]:
 def run(texts: list[str]) -> dict[str, Any]:
     """Seconds of signing all texts."""
     start = time.perf_counter()
-    sign(texts, xxhash.xxh32_intdigest, shingles)
+    sign(texts, xxhash.xxh32_intdigest, encoded_shingles)
     return {"seconds": time.perf_counter() - start}
 
 

@@ -1,6 +1,7 @@
 """Array types of the transforms, and the bytes behind Arrow texts.
 
-In: Arrow arrays of texts. Out: views of their UTF-8 bytes and offsets, in blocks cut by bytes. Nothing is copied.
+In: Arrow arrays of texts. Out: views of their UTF-8 bytes and offsets, in blocks cut by bytes. Nothing is copied but
+the texts of dictionary-encoded arrays, a block of them at a time.
 """
 
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
@@ -17,17 +19,29 @@ F64 = npt.NDArray[np.float64]
 
 
 def utf8_blocks(texts: pa.Array | pa.ChunkedArray, max_bytes: int) -> Iterator[tuple[U8, I64]]:
-    """The bytes and int64 offsets behind an Arrow array of texts, without a copy, in blocks of about `max_bytes`.
+    """The bytes and int64 offsets behind an Arrow array of texts, in blocks of about `max_bytes`.
 
     Takes string, large_string and dictionary-encoded arrays, whole or sliced. A block holds whole texts, at least one.
     """
     for chunk in texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]:
-        array = chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk
-        assert pa.types.is_string(array.type) or pa.types.is_large_string(array.type), array.type
-        assert array.null_count == 0, f"{array.null_count:,} null texts"
-        if len(array):
+        for array in _plain_arrays(chunk, max_bytes):
+            assert array.null_count == 0, f"{array.null_count:,} null texts"
             data, offsets = _utf8_buffers(array)
-            yield from _cut_by_bytes(data, offsets, max_bytes)
+            for start, end in blocks_of(np.diff(offsets), max_bytes):
+                yield data, offsets[start : end + 1]
+
+
+def _plain_arrays(array: pa.Array, max_bytes: int) -> Iterator[pa.Array]:
+    """An array without a dictionary: as it is, or by blocks, since 32-bit offsets may not reach all of its texts."""
+    is_encoded = pa.types.is_dictionary(array.type)
+    type_ = array.type.value_type if is_encoded else array.type
+    assert pa.types.is_string(type_) or pa.types.is_large_string(type_), type_
+    if not is_encoded:
+        yield array
+        return
+    sizes = pc.binary_length(array.dictionary).take(array.indices).fill_null(0).to_numpy()
+    for start, end in blocks_of(sizes.astype(np.int64), max_bytes):
+        yield array.dictionary.take(array.indices[start:end])
 
 
 def _utf8_buffers(array: pa.Array) -> tuple[U8, I64]:
@@ -36,15 +50,6 @@ def _utf8_buffers(array: pa.Array) -> tuple[U8, I64]:
     offsets = np.frombuffer(offset_buffer, dtype=width)[array.offset : array.offset + len(array) + 1]
     data = np.frombuffer(data_buffer or b"", dtype=np.uint8)
     return data, offsets.astype(np.int64)
-
-
-def _cut_by_bytes(data: U8, offsets: I64, max_bytes: int) -> Iterator[tuple[U8, I64]]:
-    start, num_documents = 0, len(offsets) - 1
-    while start < num_documents:
-        end = int(np.searchsorted(offsets, offsets[start] + max_bytes, side="right")) - 1
-        end = min(max(end, start + 1), num_documents)
-        yield data, offsets[start : end + 1]
-        start = end
 
 
 def blocks_of(sizes: I64, most: int) -> Iterator[tuple[int, int]]:

@@ -4,8 +4,9 @@
     shingle hash = top 32 bits of fmix64(sum over i of word hash i × B^(n-1-i) + n × C), modulo 2^64, n its words
 
 A text of fewer than `ngram` words has one shingle of all of them, so that short texts can be equal; a text without
-words has none. A byte that is not valid UTF-8 separates words. Cost: one compiled pass over the bytes, no Python object
-a word or a document; 4 bytes a shingle and a fixed buffer of words.
+words has none. A byte that is not valid UTF-8 separates words. Cost: a few compiled passes over blocks of bytes, no
+Python object a word or a document, a number of steps that is linear in the bytes whatever they hold; 4 bytes a shingle
+and fixed buffers.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ from pipeline_assets.transforms.words import fold_table
 
 BASE = np.uint64(0x9E3779B97F4A7C15)  # of the polynomial over a shingle's words
 
-WORD_BUFFER = 4096  # words hashed before their shingles: 32 kB, so that they stay in the first-level cache
+BLOCK = 4096  # bytes taken through all passes at a time: what is known of them stays in the first-level cache
 
 
 def shingle_hashes(text: str, ngram: int = 5) -> U32:
@@ -41,7 +42,13 @@ def unique_shingles(text: str, ngram: int = 5) -> U32:
 def hash_documents(data: U8, offsets: I64, ngram: int) -> tuple[U32, I64, I64]:
     """Shingles of many texts: bytes and int64[n + 1] offsets into them -> (hashes uint32[total], their offsets
     int64[n + 1], words a text int64[n])."""
-    from pipeline_assets.transforms import kernels  # numba takes a second to import: not with the code location
+    hashes, hash_offsets, num_words, _ = hash_and_count(data, offsets, ngram)
+    return hashes, hash_offsets, num_words
+
+
+def hash_and_count(data: U8, offsets: I64, ngram: int) -> tuple[U32, I64, I64, int]:
+    """As `hash_documents`, and the steps taken: bytes looked at and folded, entries cut and hashed."""
+    from pipeline_assets.transforms import signature_kernels  # numba takes a second to import
 
     assert ngram >= 1, ngram
     assert offsets[0] >= 0, offsets[0]
@@ -51,9 +58,8 @@ def hash_documents(data: U8, offsets: I64, ngram: int) -> tuple[U32, I64, I64]:
     # Words of one byte need a separator between them, so a text of n bytes has at most (n + 1) // 2.
     hashes = np.empty((int(offsets[-1] - offsets[0]) + num_documents) // 2 + 1, dtype=np.uint32)
     num_words = np.empty(num_documents, dtype=np.int64)
-    buffer = np.empty(max(WORD_BUFFER, 4 * ngram) + 2, dtype=np.uint64)
     lead_power = np.uint64(pow(int(BASE), ngram - 1, 1 << 64))
-    kernels.hash_documents(data, offsets, fold_table(), ngram, lead_power, buffer, hashes, num_words)
+    num_steps = signature_kernels.hash_documents(data, offsets, fold_table(), ngram, lead_power, hashes, num_words)
     num_shingles = np.minimum(num_words, np.maximum(1, num_words - ngram + 1))
     hash_offsets = np.concatenate([[0], np.cumsum(num_shingles)])
-    return hashes[: hash_offsets[-1]], hash_offsets, num_words
+    return hashes[: hash_offsets[-1]], hash_offsets, num_words, num_steps
