@@ -66,7 +66,7 @@ from resources.artifact_store import ArtifactRef, unit_inputs
 from resources.tables import write_array, write_table
 from training_io.hashing import derive_seed, keyed_hash
 
-CLUSTERS_VERSION = 2
+CLUSTERS_VERSION = 3
 EDGES, DUMP_EDGES, HITS = "edges.npy", "edges_within_dumps.npy", "reference_hits.npy"
 BUCKET_PREFIX = "bucket-"
 VERIFIED = ("pairs_compared", "pairs_verified", "documents_left_unverified")
