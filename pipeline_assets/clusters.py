@@ -147,7 +147,8 @@ def _write_bucket(stage: Stage, folder: Path, bucket: Bucket) -> dict[str, Any]:
     if stage.recipe.dedup.scope == "dump":
         inside, _ = _edges(stage, corpus, keys_within(keys, corpus.codes("dump")[0][nodes], NO_KEY), nodes)
         write_array(inside, folder / DUMP_EDGES)
-    hits = _hits(stage, corpus, bucket.reference_sets, keys, nodes, references, bucket.number)
+    is_explored = not counts.get("documents_left_unverified")
+    hits = _hits(stage, corpus, bucket.reference_sets, keys, nodes, references, bucket.number, is_explored)
     write_array(hits, folder / HITS)
     return {"band_keys": len(keys), "edges": len(edges), "reference_hits": len(hits), **counts}
 
@@ -174,17 +175,19 @@ def _hits(
     nodes: I64,
     references: list[ArtifactRef],
     bucket: int,
+    is_explored: bool,
 ) -> I64:
     """Which references share a bucket with which documents; verified edges connect no whole bucket, so all of it.
 
-    Then a reference that is in the corpus is left out: it hits its own text, and what is alike is in its cluster.
+    Then a reference that is in the corpus is left out where all of the bucket was compared: it hits its own text, and
+    what is alike is in its cluster.
     """
     reference_keys, reference_nodes = _bucket_of(stage, references, bucket)
     threshold = stage.recipe.dedup.verify_jaccard
     if threshold is None:
         return match_references(keys, nodes, reference_keys, reference_nodes, corpus.order_keys)
     doc_ids = np.concatenate([np.empty((0, 32), np.uint8), *(stage.array(unit, DOC_IDS) for unit in references)])
-    is_outside = ~is_among(doc_ids, corpus.doc_ids)[reference_nodes]
+    is_outside = ~(is_among(doc_ids, corpus.doc_ids) & is_explored)[reference_nodes]
     texts = reference_texts(stage, reference_sets)
     found = [np.empty((0, 2), np.int64)]
     outside = (reference_keys[is_outside], reference_nodes[is_outside])
