@@ -3,9 +3,13 @@
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from small_corpus import Built
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -21,3 +25,19 @@ def sample_data() -> Path:
     if not folder:
         pytest.skip("CORPUSMILL_TEST_DATA names no folder of sample data")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> "Built":
+    """The small corpus, materialized by Dagster once a session: to read, not to change."""
+    import small_corpus  # it loads Dagster and torch, which most tests of single functions do without
+
+    return small_corpus.clean(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def copy(clean: "Built", tmp_path: Path) -> "Built":
+    """The same home under another folder, free to be damaged."""
+    import small_corpus
+
+    return small_corpus.copy_home(clean, tmp_path / "home")

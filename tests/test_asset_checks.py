@@ -37,16 +37,6 @@ from training_io.manifest import MANIFEST_NAME, RUN_NAME, load_manifest, quarant
 EOS_ID = 0
 
 
-@pytest.fixture(scope="session")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return small_corpus.clean(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture
-def copy(clean: Built, tmp_path: Path) -> Built:
-    return small_corpus.copy_home(clean, tmp_path / "home")
-
-
 def whole(built: Built, asset: str) -> Path:
     return built.folder(asset)
 

@@ -29,11 +29,6 @@ HOSTILE_TEXTS = (
 )
 
 
-@pytest.fixture(scope="session")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return small_corpus.clean(tmp_path_factory.getbasetemp())
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A corpus of its own, free to be damaged."""

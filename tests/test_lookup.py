@@ -54,11 +54,6 @@ HOSTILE_URL = "https://example/\x1b[31m?\u202e"
 
 
 @pytest.fixture(scope="session")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return small_corpus.clean(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(scope="session")
 def lookup(clean: Built) -> Lookup:
     return open_lookup(pipeline_of(clean))
 
@@ -301,8 +296,9 @@ def test_another_recipes_signatures_are_refused_with_both_values(clean: Built, t
 def test_signatures_of_another_unicode_version_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = small_corpus.write_corpus(tmp_path)
     recipe = small_corpus.write_recipe(folder)
-    monkeypatch.setattr(signing, "UNICODE_VERSION", "1.1.0")
-    built = small_corpus.build(recipe, folder / "home", upto="lsh_clusters")
+    with monkeypatch.context() as another_python:
+        another_python.setattr(signing, "UNICODE_VERSION", "1.1.0")
+        built = small_corpus.build(recipe, folder / "home", upto="lsh_clusters")
     with pytest.raises(StateMismatch, match=rf"unicode: .* say '{PARAMS.unicode_version}', it was signed with '1.1.0'"):
         open_lookup(pipeline_of(built))
 

@@ -27,16 +27,6 @@ DATA_CHECKS = [name for name in CHECK_NAMES if name not in (ISOLATION, "validati
 CHECKS_OF_SPLITS = ("no_document_is_in_two_splits", "no_cluster_is_in_two_splits", "no_reference_text_is_in_validation")
 
 
-@pytest.fixture(scope="session")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return small_corpus.clean(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture
-def copy(clean: Built, tmp_path: Path) -> Built:
-    return small_corpus.copy_home(clean, tmp_path / "home")
-
-
 def another_recipe(built: Built, name: str, changes: dict[str, Any]) -> Path:
     """The small recipe with some changes, over the same corpus."""
     return small_corpus.write_recipe(built.recipe.parent, changes, f"{name}.yaml")

@@ -17,16 +17,6 @@ from pipeline_assets.stripes import units_in
 from training_io.gpu_io_manager import device_type, may_have_gpu
 
 
-@pytest.fixture(scope="session")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return small_corpus.clean(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture
-def copy(clean: Built, tmp_path: Path) -> Built:
-    return small_corpus.copy_home(clean, tmp_path / "home")
-
-
 def counted_in(result) -> dict[str, str]:
     return {name: evaluation.metadata["counted_in"].value for name, evaluation in evaluations(result).items()}
 

@@ -218,11 +218,6 @@ def test_a_picture_shows_intervals_and_is_small():
     assert picture == same != wider
 
 
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory):
-    return small_corpus.clean(tmp_path_factory.getbasetemp())
-
-
 def curve_files(built):
     stage = built.stage
     return stage.store.folder(curve_of(stage, built.refs["minhash_signatures"]))

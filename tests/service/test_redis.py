@@ -88,11 +88,6 @@ def server(running: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]
 
 
 @pytest.fixture(scope="session")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return small_corpus.clean(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(scope="session")
 def lookup(clean: Built) -> Lookup:
     return open_lookup(pipeline_of(clean))
 
