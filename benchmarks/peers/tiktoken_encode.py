@@ -4,15 +4,13 @@ The ranks are those of the tokenizer.json that both sides use: its vocabulary in
 the same BPE wherever ids rise with the ranks of merges, which the comparison of ids before timing shows.
 """
 
-import hashlib
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jobs import answer_jobs, read_plain, versions_of
+from jobs import answer_encoding_jobs, digest_of
 from tiktoken import Encoding
 
 # tiktoken's own spelling of GPT-2's pattern.
@@ -38,8 +36,7 @@ def check(folder: Path, texts: list[str]) -> dict[str, Any]:
     """SHA-256 of all ids as uint32, then of the int64 lengths."""
     encoding = load(folder)
     rows = [np.array(encoding.encode_ordinary(text), dtype=np.uint32) for text in texts]
-    lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    return {"digest": hashlib.sha256(b"".join(row.tobytes() for row in rows) + lengths.tobytes()).hexdigest()}
+    return digest_of(rows)
 
 
 def run(folder: Path, warm_up: list[str], timed: list[str]) -> dict[str, Any]:
@@ -53,18 +50,5 @@ def run(folder: Path, warm_up: list[str], timed: list[str]) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start}
 
 
-def main() -> None:
-    """Answer jobs on the folder named on the command line."""
-    folder = Path(sys.argv[1])
-    warm_up, timed = read_plain(folder, "warm_up"), read_plain(folder, "timed")
-    answer_jobs(
-        {
-            "check": lambda: check(folder, timed),
-            "run": lambda: run(folder, warm_up, timed),
-            "versions": lambda: versions_of("tiktoken"),
-        }
-    )
-
-
 if __name__ == "__main__":
-    main()
+    answer_encoding_jobs(check, run, "tiktoken")

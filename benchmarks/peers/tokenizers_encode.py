@@ -1,14 +1,12 @@
 """Token ids with tokenizers: `encode_batch_fast` on batches of texts, on one thread (set by who starts this)."""
 
-import hashlib
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jobs import answer_jobs, read_plain, versions_of
+from jobs import answer_encoding_jobs, digest_of
 from tokenizers import Tokenizer
 
 BATCH_CHARACTERS = 8_000_000  # encodings take 20 to 30 times their text in memory
@@ -43,8 +41,7 @@ def check(folder: Path, texts: list[str]) -> dict[str, Any]:
         one for batch in batches(texts) for one in tokenizer.encode_batch_fast(batch, add_special_tokens=False)
     )
     rows = [np.array(one.ids, dtype=np.uint32) for one in encodings]
-    lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    return {"digest": hashlib.sha256(b"".join(row.tobytes() for row in rows) + lengths.tobytes()).hexdigest()}
+    return digest_of(rows)
 
 
 def run(folder: Path, warm_up: list[str], timed: list[str]) -> dict[str, Any]:
@@ -61,18 +58,5 @@ def run(folder: Path, warm_up: list[str], timed: list[str]) -> dict[str, Any]:
     return {"seconds": seconds}
 
 
-def main() -> None:
-    """Answer jobs on the folder named on the command line."""
-    folder = Path(sys.argv[1])
-    warm_up, timed = read_plain(folder, "warm_up"), read_plain(folder, "timed")
-    answer_jobs(
-        {
-            "check": lambda: check(folder, timed),
-            "run": lambda: run(folder, warm_up, timed),
-            "versions": lambda: versions_of("tokenizers"),
-        }
-    )
-
-
 if __name__ == "__main__":
-    main()
+    answer_encoding_jobs(check, run, "tokenizers")
