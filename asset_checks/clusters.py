@@ -102,8 +102,9 @@ def clusters_are_connected_components(
     doc_ids = doc_id_matrix(table.column("doc_id"))
     claimed = np.unique(doc_id_matrix(table.column("cluster_id")), axis=0, return_inverse=True)[1].ravel()
     dedup = stage.recipe.dedup
-    corpus = Corpus(stage, units_in(stage, raw_row_groups), split_units(units_in(stage, minhash_signatures))[0])
-    signatures = _all_signatures(corpus)
+    signed, _ = split_units(units_in(stage, minhash_signatures))
+    corpus = Corpus(stage, units_in(stage, raw_row_groups), signed)
+    signatures = _all_signatures(stage, signed)
     rows_per_band = minhash_params(stage.recipe).rows_per_band
     if dedup.verify_jaccard is not None:
         violations = verified_differently(corpus, signatures, claimed)
@@ -116,8 +117,8 @@ def clusters_are_connected_components(
     return verdict_of("clusters = components of the bucket graph", violations, f"{claimed.max() + 1:,} clusters")
 
 
-def _all_signatures(corpus: Corpus) -> npt.NDArray[np.uint32]:
-    return np.concatenate([corpus.stage.array(unit, SIGNATURES) for unit in corpus.signed])
+def _all_signatures(stage: Stage, signed: list[ArtifactRef]) -> npt.NDArray[np.uint32]:
+    return np.concatenate([stage.array(unit, SIGNATURES) for unit in signed])
 
 
 def _near_components(
@@ -291,8 +292,7 @@ def _excluded_without_a_hit(
     groups = table.column("cluster_id").to_pylist()
     if stage.recipe.dedup.mode == "exact":  # a cluster is one text, and near copies of a hit are removed all the same
         signed, _ = split_units(units_in(stage, minhash_signatures))
-        signatures = np.concatenate([stage.array(unit, SIGNATURES) for unit in signed])
-        rows_per_band = minhash_params(stage.recipe).rows_per_band
+        signatures, rows_per_band = _all_signatures(stage, signed), minhash_params(stage.recipe).rows_per_band
         groups = _near_components(doc_id_matrix(table.column("doc_id")), signatures, rows_per_band).tolist()
     rows = list(zip(doc_ids, groups, reasons, strict=True))
     proven = {group for doc_id, group, _ in rows if doc_id in hit}

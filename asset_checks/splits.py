@@ -14,6 +14,7 @@ from asset_checks.verdicts import Verdict, law, verdict_of
 from pipeline_assets.clusters import slice_name, split_units
 from pipeline_assets.corpus import Corpus
 from pipeline_assets.recipe import FractionSplit
+from pipeline_assets.reference_hits import reference_texts
 from pipeline_assets.signatures import SIGNATURES, minhash_params
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.splits import TABLE_NAME
@@ -75,15 +76,14 @@ def _documents_near_references(
 ) -> set[bytes]:
     """Documents of the corpus that agree with a reference text in all values of some band, and are alike if asked."""
     signed, references = split_units(units_in(stage, minhash_signatures))
-    corpus = Corpus(stage, units_in(stage, raw_row_groups), signed)
     if not references:
         return set()
+    corpus = Corpus(stage, units_in(stage, raw_row_groups), signed)
     wanted = np.concatenate([stage.array(unit, SIGNATURES) for unit in references])
     numbers = _sharing_a_band(stage, signed, wanted)
     threshold, ngram = stage.recipe.dedup.verify_jaccard, stage.recipe.dedup.ngram
     if threshold is not None:
-        tables = [stage.table(reference_sets, f"{one.name}.parquet", ["text"]) for one in stage.recipe.references]
-        held_out = [word_runs(text, ngram) for table in tables for text in table.column("text").to_pylist()]
+        held_out = [word_runs(text, ngram) for text in reference_texts(stage, reference_sets).to_pylist()]
         texts = corpus.rows(np.array(numbers, np.int64), ["text"]).column("text").to_pylist()
         runs = [word_runs(text, ngram) for text in texts]
         numbers = [
@@ -120,11 +120,9 @@ def _documents_with_runs_of_references(
     documents: Iterable[bytes],
 ) -> set[bytes]:
     """Of some documents, those that hold a run of words of a text that is searched for by overlap."""
-    found: set[bytes] = set()
-    for runs in searched_runs(stage, lsh_clusters, reference_sets).values():
-        texts = texts_of(stage, raw_row_groups, documents)
-        found |= {doc_id for doc_id, text in texts.items() if items_in(text, runs)}
-    return found
+    searched = list(searched_runs(stage, lsh_clusters, reference_sets).values())
+    texts = texts_of(stage, raw_row_groups, documents if searched else ())
+    return {doc_id for doc_id, text in texts.items() if any(items_in(text, runs) for runs in searched)}
 
 
 def _cluster_of_documents(stage: Stage, split_documents: ArtifactRef, lsh_clusters: ArtifactRef) -> dict[bytes, bytes]:

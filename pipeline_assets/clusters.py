@@ -142,19 +142,19 @@ def _write_bucket(stage: Stage, folder: Path, bucket: Bucket) -> dict[str, Any]:
     signed, references = split_units(units_in(stage, bucket.minhash_signatures))
     corpus = Corpus(stage, units_in(stage, bucket.raw_row_groups), signed)
     keys, nodes = _bucket_of(stage, signed, bucket.number)
-    edges, counts = _edges(stage, corpus, keys, nodes)
+    edges, counts = _edges(corpus, keys, nodes)
     write_array(edges, folder / EDGES)
     if stage.recipe.dedup.scope == "dump":
-        inside, _ = _edges(stage, corpus, keys_within(keys, corpus.codes("dump")[0][nodes], NO_KEY), nodes)
+        inside, _ = _edges(corpus, keys_within(keys, corpus.codes("dump")[0][nodes], NO_KEY), nodes)
         write_array(inside, folder / DUMP_EDGES)
     is_explored = not counts.get("documents_left_unverified")
-    hits = _hits(stage, corpus, bucket.reference_sets, keys, nodes, references, bucket.number, is_explored)
+    hits = _hits(corpus, bucket, keys, nodes, references, is_explored)
     write_array(hits, folder / HITS)
     return {"band_keys": len(keys), "edges": len(edges), "reference_hits": len(hits), **counts}
 
 
-def _edges(stage: Stage, corpus: Corpus, keys: U64, nodes: I64) -> tuple[I64, dict[str, int]]:
-    threshold = stage.recipe.dedup.verify_jaccard
+def _edges(corpus: Corpus, keys: U64, nodes: I64) -> tuple[I64, dict[str, int]]:
+    threshold = corpus.stage.recipe.dedup.verify_jaccard
     if threshold is None:
         return star_edges(keys, nodes), {}
     # Documents are numbered by their ids here: which are compared must not depend on the order of rows.
@@ -168,27 +168,21 @@ def _edges(stage: Stage, corpus: Corpus, keys: U64, nodes: I64) -> tuple[I64, di
 
 
 def _hits(
-    stage: Stage,
-    corpus: Corpus,
-    reference_sets: ArtifactRef,
-    keys: U64,
-    nodes: I64,
-    references: list[ArtifactRef],
-    bucket: int,
-    is_explored: bool,
+    corpus: Corpus, bucket: Bucket, keys: U64, nodes: I64, references: list[ArtifactRef], is_explored: bool
 ) -> I64:
     """Which references share a bucket with which documents; verified edges connect no whole bucket, so all of it.
 
     Then a reference that is in the corpus is left out where all of the bucket was compared: it hits its own text, and
     what is alike is in its cluster.
     """
-    reference_keys, reference_nodes = _bucket_of(stage, references, bucket)
+    stage = corpus.stage
+    reference_keys, reference_nodes = _bucket_of(stage, references, bucket.number)
     threshold = stage.recipe.dedup.verify_jaccard
     if threshold is None:
         return match_references(keys, nodes, reference_keys, reference_nodes, corpus.order_keys)
     doc_ids = np.concatenate([np.empty((0, 32), np.uint8), *(stage.array(unit, DOC_IDS) for unit in references)])
     is_outside = ~(is_among(doc_ids, corpus.doc_ids) & is_explored)[reference_nodes]
-    texts = reference_texts(stage, reference_sets)
+    texts = reference_texts(stage, bucket.reference_sets)
     found = [np.empty((0, 2), np.int64)]
     outside = (reference_keys[is_outside], reference_nodes[is_outside])
     blocks = match_all_references(keys, nodes, *outside, MAX_CANDIDATES)
@@ -202,12 +196,10 @@ def split_units(units: list[ArtifactRef]) -> tuple[list[ArtifactRef], list[Artif
     return corpus, [unit for unit in units if unit.unit.startswith(REFERENCE_PREFIX)]
 
 
-def _bucket_of(
-    stage: Stage, units: list[ArtifactRef], bucket: int
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+def _bucket_of(stage: Stage, units: list[ArtifactRef], bucket: int) -> tuple[U64, I64]:
     """The bucket's band keys over all units, and for each the number of its text in unit order."""
-    keys: list[npt.NDArray[np.uint64]] = [np.empty(0, np.uint64)]
-    nodes: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+    keys: list[U64] = [np.empty(0, np.uint64)]
+    nodes: list[I64] = [np.empty(0, np.int64)]
     first = 0
     for unit in units:
         unit_keys = stage.array(unit, KEYS)
@@ -300,7 +292,7 @@ def _write_clusters(
         mode=recipe.dedup.mode,
         excluding_sets=frozenset(excluding),
         preferred=_preferences(corpus, coordinates[:, 0]),
-        within=_dump_scope(stage, corpus, buckets),
+        within=_dump_scope(corpus, buckets),
     )
     names, pools = [reference.name for reference in recipe.references], pool_names(recipe)
     for unit, first, end in zip(corpus.units, corpus.firsts[:-1], corpus.firsts[1:], strict=True):
@@ -309,7 +301,7 @@ def _write_clusters(
     write_table(validated(ReferenceHits, hit_table(corpus, hits, reference_sets)), folder / HITS_NAME)
     counts = {
         **_counts(decisions),
-        **write_duplicates(corpus, decisions, pools, folder),
+        **write_duplicates(corpus, decisions, coordinates[:, 0], pools, folder),
         "references": reference_counts(corpus, decisions, hits),
         **{name: sum(part.counts[name] for part in buckets) for name in VERIFIED if name in buckets[0].counts},
     }
@@ -335,7 +327,8 @@ def _preferences(corpus: Corpus, pools: I64) -> Preferences:
     )
 
 
-def _dump_scope(stage: Stage, corpus: Corpus, parts: list[ArtifactRef]) -> DumpScope | None:
+def _dump_scope(corpus: Corpus, parts: list[ArtifactRef]) -> DumpScope | None:
+    stage = corpus.stage
     if stage.recipe.dedup.scope == "global":
         return None
     edges = np.concatenate([stage.array(part, DUMP_EDGES) for part in parts])

@@ -5,6 +5,7 @@ exact similarities of chosen ones. The cost: a narrow column is read whole; text
 the units that hold a chosen document. Their shingle hashes lie in an unnamed temporary file while pairs are compared.
 """
 
+import itertools
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline_assets.schemas import RawRows, arrow_schema
 from pipeline_assets.signatures import DOC_IDS, SIGNATURES, TEXT_BYTES, minhash_params
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage
 from pipeline_assets.transforms.jaccard import jaccard_of_sets, shingle_sets
 from pipeline_assets.transforms.lsh import shared_bands
 from resources.artifact_store import ArtifactRef
+from resources.tables import read_rows
 
 I64 = npt.NDArray[np.int64]
 
@@ -51,10 +54,7 @@ class Corpus:
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One narrow column of all documents."""
-        return pa.chunked_array(
-            [chunk for unit in self.units for chunk in self.stage.table(unit, ROWS_NAME, [name]).column(name).chunks],
-            self.stage.table(self.units[0], ROWS_NAME, [name]).schema.field(name).type,
-        )
+        return pa.concat_tables([self.stage.table(unit, ROWS_NAME, [name]) for unit in self.units]).column(name)
 
     @cached_property
     def order_keys(self) -> npt.NDArray[np.uint64]:
@@ -74,10 +74,8 @@ class Corpus:
 
     def rows(self, wanted: I64, columns: Sequence[str]) -> pa.Table:
         """Columns of chosen documents; `wanted` ascends."""
-        parts = [self.stage.table(self.units[0], ROWS_NAME, columns).slice(0, 0)]
-        for unit, chosen in self._by_unit(wanted):
-            parts.append(self.stage.table(self.units[unit], ROWS_NAME, columns).take(pa.array(chosen)))
-        return pa.concat_tables(parts)
+        none = arrow_schema(RawRows).empty_table().select(columns)
+        return pa.concat_tables([none, *(self._rows(*part, columns) for part in self._by_unit(wanted))])
 
     def signatures(self, wanted: I64) -> npt.NDArray[np.uint32]:
         """Signatures of chosen documents: uint32[len(wanted), num_perm]; `wanted` ascends."""
@@ -110,7 +108,7 @@ class Corpus:
         """Similarity of pairs of places among the given texts and, after them, the wanted documents."""
         lengths = [np.empty(0, np.int64)]
         with tempfile.TemporaryFile(dir=self.stage.store.root) as file:
-            for texts in (given, *(self._texts(unit, chosen) for unit, chosen in self._by_unit(wanted))):
+            for texts in itertools.chain([given], self._texts(wanted)):
                 hashes, offsets = shingle_sets(texts, self.stage.recipe.dedup.ngram)
                 file.write(hashes.tobytes())
                 lengths.append(np.diff(offsets))
@@ -119,8 +117,12 @@ class Corpus:
             stored = np.memmap(file, np.uint32, "r") if offsets[-1] else np.empty(0, np.uint32)
             return jaccard_of_sets(np.asarray(stored), offsets, places)
 
-    def _texts(self, unit: int, rows: I64) -> pa.ChunkedArray:
-        return self.stage.table(self.units[unit], ROWS_NAME, ["text"]).column("text").take(pa.array(rows))
+    def _rows(self, unit: int, rows: I64, columns: Sequence[str]) -> pa.Table:
+        return read_rows(self.stage.folder(self.units[unit]) / ROWS_NAME, rows, columns)
+
+    def _texts(self, wanted: I64) -> Iterator[pa.ChunkedArray]:
+        """Texts of wanted documents, a unit's at a time."""
+        return (self._rows(*part, ["text"]).column("text") for part in self._by_unit(wanted))
 
     def _by_unit(self, wanted: I64) -> Iterator[tuple[int, I64]]:
         """Units that hold wanted documents, and the rows of those in the unit."""

@@ -51,12 +51,14 @@ EXCERPT_CHARACTERS = 200
 NUM_NAMED = 3
 
 
-def write_duplicates(corpus: Corpus, decisions: Decisions, pools: list[str], folder: Path) -> dict[str, Any]:
-    """Write the four tables below a folder; the counts that they come to."""
+def write_duplicates(
+    corpus: Corpus, decisions: Decisions, pool_of: I64, pools: list[str], folder: Path
+) -> dict[str, Any]:
+    """Write the four tables below a folder; the counts that they come to. `pool_of` numbers each document's pool."""
     removed = np.flatnonzero(np.isin(decisions.reason, [EXACT_DUPLICATE, NEAR_DUPLICATE]))
     pairs = np.column_stack([removed, decisions.kept[removed]])
     jaccard, bands = corpus.similarities(pairs), corpus.shared_bands(pairs)
-    pool_of, num_bytes = _pool_of(corpus, pools), corpus.text_bytes[removed]
+    num_bytes = corpus.text_bytes[removed]
     dumps, dump_names = corpus.codes("dump")
     names = {"pool": (pool_of, pools), "dump": (dumps, dump_names)}
     evidence = _evidence(corpus, pairs, names, jaccard, bands)
@@ -107,12 +109,6 @@ def _write_rows(contract: type[Contract], rows: list[tuple[Any, ...]], path: Pat
 
 def _named(codes: I64, names: list[str]) -> pa.Array:
     return pa.array(names, pa.string()).take(pa.array(codes))
-
-
-def _pool_of(corpus: Corpus, pools: list[str]) -> I64:
-    numbers = {name: number for number, name in enumerate(pools)}
-    by_unit = [numbers[unit.counts["pool"]] for unit in corpus.units]
-    return np.repeat(np.array(by_unit, np.int64), np.diff(corpus.firsts))
 
 
 def _examples(corpus: Corpus, pairs: I64, jaccard: npt.NDArray[np.float64], bands: I64) -> pa.Table:

@@ -18,13 +18,12 @@ import pyarrow as pa
 from pipeline_assets.answers import LIKELY, Answer, Match
 from pipeline_assets.clusters import slice_name, split_units
 from pipeline_assets.references import Pipeline
-from pipeline_assets.signatures import DOC_IDS, KEY_ROWS, KEYS, SIGNATURES, minhash_params
+from pipeline_assets.signatures import DOC_IDS, KEY_ROWS, KEYS, SIGNATURES, minhash_params, signature_family
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage, units_in
 from pipeline_assets.transforms.jaccard import jaccard_of_pairs
 from pipeline_assets.transforms.lookup import (
     IN_MEMORY,
-    SCHEME,
     candidates_of,
     empty_index,
     excerpt,
@@ -101,8 +100,7 @@ def _ignore(*_: Any) -> None:
 
 def refuse_other_parameters(found: Any, params: MinHashParams, where: str) -> None:
     """StateMismatch, naming both, when signatures were made with other parameters than these."""
-    expected = asdict(params) | {"scheme": SCHEME, "unicode": params.unicode_version}
-    del expected["unicode_version"]
+    expected = signature_family(params)
     differing = [
         f"{name}: this recipe and this Python say {expected.get(name)!r}, it was signed with {found.get(name)!r}"
         for name in sorted(expected.keys() | found.keys())

@@ -29,7 +29,7 @@ from pipeline_assets.stripes import (
     units_in,
 )
 from pipeline_assets.transforms.lsh import band_keys
-from pipeline_assets.transforms.minhash import MinHashParams, is_wordless, sign_documents
+from pipeline_assets.transforms.minhash import SCHEME, MinHashParams, is_wordless, sign_documents
 from pipeline_assets.transforms.rows import doc_id_matrix
 from pipeline_assets.transforms.words import UNICODE_VERSION
 from resources.artifact_store import ArtifactRef
@@ -102,20 +102,21 @@ def _sign_unit(stage: Stage, name: str, ref: ArtifactRef, table: str) -> Artifac
         asset="minhash_signatures",
         unit=name,
         inputs={"rows": manifest.files[table]["sha256"]},
-        parameters=_family(params),
+        parameters=signature_family(params),
         version=SIGNATURES_VERSION,
         write=write,
     )
 
 
-def _family(params: MinHashParams) -> dict[str, Any]:
+def signature_family(params: MinHashParams) -> dict[str, Any]:
+    """What identifies a hash family: only signatures of one family may be compared."""
     return {
         "num_perm": params.num_perm,
         "num_bands": params.num_bands,
         "rows_per_band": params.rows_per_band,
         "ngram": params.ngram,
         "seed": params.seed,
-        "scheme": "affine32",
+        "scheme": SCHEME,
         "unicode": UNICODE_VERSION,
     }
 
@@ -134,7 +135,7 @@ def seal_signatures(stage: Stage, parts: list[ArtifactRef], raw_row_groups: Arti
         )
     params = minhash_params(stage.recipe)
     doc_ids = [stage.array(part, DOC_IDS) for part in corpus]
-    curve = measure_curve(stage, params, _family(params), doc_ids, raw_row_groups)
+    curve = measure_curve(stage, params, signature_family(params), doc_ids, raw_row_groups)
     # Listed as a plan: held back and lifted with the asset, read by nobody who reads its units. Its picture's bytes are
     # no part of the signatures' identity.
     plans = [{"unit": curve.unit, "identity": curve.identity}]

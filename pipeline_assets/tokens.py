@@ -152,7 +152,8 @@ def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: 
 
     def write(folder: Path) -> dict[str, Any]:
         rows = np.flatnonzero(kept)
-        table = stage.table(unit, ROWS_NAME, ["doc_id", "text"]).take(pa.array(rows))
+        read = stage.table(unit, ROWS_NAME, ["doc_id", "text"])
+        table = read.take(pa.array(rows))
         doc_ids = doc_id_matrix(table.column("doc_id"))
         coordinates = document_coordinates(stage, [unit])[rows]
         ranked = order_documents(doc_ids, coordinates, order, seed)
@@ -169,7 +170,7 @@ def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: 
             "documents": len(rows),
             "tokens": len(ids),
             "text_bytes": int(pc.sum(pc.binary_length(texts), min_count=0).as_py()),
-            "removed_tokens": _removed_tokens(stage, encoder, unit, ~kept),
+            "removed_tokens": _num_tokens(encoder, read.column("text").filter(pa.array(~kept))),
         }
 
     return stage.materialize(
@@ -186,13 +187,9 @@ def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: 
     )
 
 
-def _removed_tokens(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, is_removed: npt.NDArray[np.bool_]) -> int:
-    """What deduplication saved: tokens of the rows that are not kept, counted and not stored.
-
-    The price of the exact number is to tokenize them too.
-    """
-    texts = stage.table(unit, ROWS_NAME, ["text"]).column("text").filter(pa.array(is_removed)).combine_chunks()
-    return int(encode_documents(encoder, texts)[1][-1])
+def _num_tokens(encoder: Tokenizer, removed: pa.ChunkedArray) -> int:
+    """What deduplication saved, counted and not stored. The price of the exact number is to tokenize it too."""
+    return int(encode_documents(encoder, removed)[1][-1])
 
 
 def seal_tokens(stage: Stage, parts: list[ArtifactRef], tokenizer: ArtifactRef) -> Sealed:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline_assets.transforms.arrays import blocks_of
+from pipeline_assets.transforms.arrays import blocks_of, positions
 from pipeline_assets.transforms.components import connected_components
 from pipeline_assets.transforms.keep import Preferences, choose_kept
 from pipeline_assets.transforms.lsh import unique_pairs
@@ -178,9 +178,9 @@ def match_all_references(
     keys = corpus_keys[order]
     start, end = (np.searchsorted(keys, reference_keys, side=side) for side in ("left", "right"))
     for first, last in blocks_of(end - start, max_pairs):
-        count = (end - start)[first:last]
-        at = np.arange(count.sum()) + np.repeat(start[first:last] - np.cumsum(count) + count, count)
-        yield unique_pairs(np.column_stack([np.repeat(reference_nodes[first:last], count), corpus_nodes[order[at]]]))
+        key, place = positions((end - start)[first:last])
+        nodes = corpus_nodes[order[start[first:last][key] + place]]
+        yield unique_pairs(np.column_stack([reference_nodes[first:last][key], nodes]))
 
 
 def names_of_bits(bits: npt.NDArray[np.uint64], names: list[str]) -> pa.Array:

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline_assets.transforms.arrays import I64, U8, U32, U64
+from pipeline_assets.transforms.arrays import I64, U8, U32, U64, positions
 from pipeline_assets.transforms.lsh import NO_KEY
-from pipeline_assets.transforms.minhash import MinHashParams, is_wordless
+from pipeline_assets.transforms.minhash import SCHEME, MinHashParams, is_wordless
 from training_io.errors import RecipeError
 
 if TYPE_CHECKING:
     from datasketch import LeanMinHash, MinHashLSH
 
-SCHEME = "affine32"
 IN_MEMORY: Mapping[str, Any] = {"type": "dict"}
 
 BLANKS = re.compile(r"[ \t\r\n]+")
@@ -38,10 +37,9 @@ def rows_sharing_a_band(sorted_keys: U64, key_rows: U32, query_keys: U64) -> I64
     keys = query_keys.ravel()
     starts = np.searchsorted(sorted_keys, keys)
     lengths = np.where(keys == NO_KEY, 0, np.searchsorted(sorted_keys, keys, side="right") - starts)
-    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    rows = key_rows[np.repeat(starts, lengths) + within]
-    queries = np.repeat(np.arange(len(keys)) // query_keys.shape[1], lengths)
-    return np.unique(np.column_stack([queries, rows]).astype(np.int64), axis=0)
+    key, place = positions(lengths)
+    rows = key_rows[starts[key] + place]
+    return np.unique(np.column_stack([key // query_keys.shape[1], rows]).astype(np.int64), axis=0)
 
 
 def rows_of_doc_ids(doc_ids: U8, wanted: U8) -> I64:

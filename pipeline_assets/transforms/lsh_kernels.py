@@ -7,16 +7,14 @@ and cached, takes no Python object, and is imported when it is first called.
 import numba as nb
 import numpy as np
 
-from pipeline_assets.transforms.kernels import READ_PAIRS, fmix64
+from pipeline_assets.transforms.kernels import READ_PAIRS, READ_U64, SPREAD, fmix64
 from pipeline_assets.transforms.lsh import NO_KEY
 from pipeline_assets.transforms.minhash import EMPTY_VALUE
 
-SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio (Knuth, The Art of Computer Programming 3, 6.4)
 ONE, HALF, LAST_BIT = np.uint64(1), np.uint64(32), np.uint64(63)
 NO_ENTRY = np.uint64(0xFFFFFFFFFFFFFFFF)  # no entry's position has all bits set
 
 # Stored arrays are mapped read-only: the kernels take their inputs as such; writable arrays convert.
-READ_U64 = nb.types.Array(nb.uint64, 1, "C", readonly=True)
 READ_SIGNATURES = nb.types.Array(nb.uint32, 2, "C", readonly=True)
 
 

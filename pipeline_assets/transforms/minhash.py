@@ -21,6 +21,7 @@ from pipeline_assets.transforms.shingles import hash_and_count
 from pipeline_assets.transforms.words import UNICODE_VERSION, fold_table
 from training_io.errors import RecipeError
 
+SCHEME = "affine32"
 EMPTY_VALUE = np.uint32(0xFFFFFFFF)  # the minimum over no shingle at all
 
 BLOCK_BYTES = 1 << 20  # text hashed before it is signed: its shingles stay in the cache

@@ -17,11 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipeline_assets.transforms.arrays import I64, U32, U64, utf8_blocks
+from pipeline_assets.transforms.arrays import I64, U32, U64, positions, utf8_blocks
 from pipeline_assets.transforms.words import fold_table
 from training_io.errors import RecipeError
-
-BASE = np.uint64(0x9E3779B97F4A7C15)  # hash of an n-gram: sum over i of word hash i × BASE^(n-1-i), modulo 2^64
 
 BLOCK_BYTES = 1 << 22
 WORD_BUFFER = 4096
@@ -124,7 +122,7 @@ def index_items(
     points, bounds, words, num_words = _spelled_words(items)
     lengths = np.where(num_words >= ngram, ngram, np.where(num_words >= min_words, num_words, 0))
     num_ngrams = np.where(lengths > 0, num_words - lengths + 1, 0)
-    item, place = _positions(num_ngrams)
+    item, place = positions(num_ngrams)
     first, length = (np.cumsum(num_words) - num_words)[item] + place, lengths[item]
     hashes = np.empty(len(first), np.uint64)
     overlap_kernels.hash_ngrams(words, first, length, _mask(hash_bits), hashes)
@@ -159,12 +157,6 @@ def index_items(
 def _mask(hash_bits: int) -> np.uint64:
     """The top bits of a hash that are used."""
     return np.uint64((1 << 64) - (1 << (64 - hash_bits)))
-
-
-def _positions(counts: I64) -> tuple[I64, I64]:
-    """Of so many things in each group: the group of each, and its place in it."""
-    group = np.repeat(np.arange(len(counts)), counts)
-    return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def _first_places(numbers: I64, items: I64, places: I64) -> tuple[I64, I64, I64]:
@@ -324,7 +316,7 @@ def _hit_table(index: OverlapIndex, hits: I64) -> pa.Table:
 
 def _owners_of(index: OverlapIndex, ngrams: I64) -> tuple[I64, I64]:
     """Every item of every n-gram: the number within `ngrams`, and the place in the index's `items`."""
-    number, place = _positions(np.diff(index.owners)[ngrams])
+    number, place = positions(np.diff(index.owners)[ngrams])
     return number, index.owners[ngrams][number] + place
 
 

@@ -1,69 +1,46 @@
 """The compiled inner loops of overlap matching: arrays in, arrays filled in place.
 
 Called by `overlap`, which explains them and imports this module when it is first called: numba takes most of a second
-to import. Indices are cast to np.uintp where it matters: numba tests signed ones for negative values.
+to import. An n-gram's hash is the sum over i of word hash i × BASE^(n-1-i), modulo 2^64. Indices are cast to np.uintp
+where it matters: numba tests signed ones for negative values.
 """
 
 import numba as nb
 import numpy as np
 
-from pipeline_assets.transforms.overlap import BASE, WORD_BUFFER
+from pipeline_assets.transforms.kernels import (
+    FNV_OFFSET,
+    FNV_PRIME,
+    READ_I64,
+    READ_U8,
+    READ_U32,
+    READ_U64,
+    byte_at,
+    code_point_at,
+    fmix64,
+)
+from pipeline_assets.transforms.overlap import WORD_BUFFER
+from pipeline_assets.transforms.shingles import BASE
 from pipeline_assets.transforms.words import SINGLE
 
-FNV_OFFSET = np.uint64(0xCBF29CE484222325)
-FNV_PRIME = np.uint64(0x100000001B3)
-MIX_1 = np.uint64(0xFF51AFD7ED558CCD)
-MIX_2 = np.uint64(0xC4CEB9FE1A85EC53)
-SHIFT = np.uint64(33)
 SEPARATOR = np.uint32(0)
 WORD_BITS = np.uint64(6)
 LOW_BITS = np.uint64(63)
 ONE = np.uint64(1)
 
-# Arrow's buffers are read-only: the kernels take their inputs as such; writable arrays convert.
-READ_U8 = nb.types.Array(nb.uint8, 1, "C", readonly=True)
-READ_U32 = nb.types.Array(nb.uint32, 1, "C", readonly=True)
-READ_U64 = nb.types.Array(nb.uint64, 1, "C", readonly=True)
-READ_I64 = nb.types.Array(nb.int64, 1, "C", readonly=True)
-
-
-@nb.njit(inline="always")
-def _fmix64(value):  # type: ignore[no-untyped-def]
-    value = value ^ (value >> SHIFT)
-    value = value * MIX_1
-    value = value ^ (value >> SHIFT)
-    value = value * MIX_2
-    return value ^ (value >> SHIFT)
-
 
 @nb.njit
-def _entry_at(data, position, end, fold):  # type: ignore[no-untyped-def]
+def _entry_at(text, position, end, fold):  # type: ignore[no-untyped-def]
     """What the code point at a position means, and its width; a byte that is not UTF-8 separates."""
-    lead = np.int64(data[np.uintp(position)])
-    if lead < 0x80:
+    lead = byte_at(text, position)
+    if lead < np.uint8(0x80):
         return fold[np.uintp(lead)], 1
-    if 0xC2 <= lead < 0xE0:
-        width, least, code_point = 2, 0x80, lead & 0x1F
-    elif 0xE0 <= lead < 0xF0:
-        width, least, code_point = 3, 0x800, lead & 0x0F
-    elif 0xF0 <= lead < 0xF5:
-        width, least, code_point = 4, 0x10000, lead & 0x07
-    else:
-        return SEPARATOR, 1
-    if position + width > end:
-        return SEPARATOR, 1
-    for index in range(position + 1, position + width):
-        byte = np.int64(data[np.uintp(index)])
-        if byte & 0xC0 != 0x80:
-            return SEPARATOR, 1
-        code_point = code_point << 6 | byte & 0x3F
-    if code_point < least or code_point > 0x10FFFF:
-        return SEPARATOR, 1
-    return fold[np.uintp(code_point)], width
+    code_point, width = code_point_at(text, position, end)
+    return (fold[np.uintp(code_point)], width) if code_point >= 0 else (SEPARATOR, 1)
 
 
 @nb.njit
-def _scan_words(data, position, end, fold, hashes, starts, num_words):  # type: ignore[no-untyped-def]
+def _scan_words(text, position, end, fold, hashes, starts, num_words):  # type: ignore[no-untyped-def]
     """Append words until the text ends or two places are left: (number of words, where it stopped).
 
     It stops between words only. `starts` gets the byte at which each word begins. The hash in progress is stored at
@@ -71,11 +48,11 @@ def _scan_words(data, position, end, fold, hashes, starts, num_words):  # type: 
     """
     run, is_open, begin = FNV_OFFSET, np.int64(0), position
     while position < end and num_words < len(hashes) - 2:
-        lead = data[np.uintp(position)]
+        lead = byte_at(text, position)
         if lead < np.uint8(0x80):
             entry, width = fold[np.uintp(lead)], 1
         else:
-            entry, width = _entry_at(data, position, end, fold)
+            entry, width = _entry_at(text, position, end, fold)
             if entry >= SINGLE:
                 hashes[np.uintp(num_words)], starts[np.uintp(num_words)] = run, begin
                 num_words += is_open
@@ -103,18 +80,18 @@ def _scan_words(data, position, end, fold, hashes, starts, num_words):  # type: 
 )
 def spell_words(data, offsets, fold, points, bounds, hashes, num_words):  # type: ignore[no-untyped-def]
     """Each word's lower-case code points and a separator, where each word begins among them, and its hash."""
-    num_points, total = 0, 0
-    for text in range(len(offsets) - 1):
-        position, end, first = offsets[text], offsets[text + 1], total
+    text, num_points, total = data.ctypes.data, 0, 0
+    for document in range(len(offsets) - 1):
+        position, end, first = offsets[document], offsets[document + 1], total
         run, is_open, was_single = FNV_OFFSET, False, False
         while position <= end:
             entry, width = SEPARATOR, 1  # as if a separator followed the text
             if position < end:
-                entry, width = _entry_at(data, position, end, fold)
+                entry, width = _entry_at(text, position, end, fold)
             position += width
             is_single = bool(entry >= SINGLE)
             if is_open and (entry == SEPARATOR or is_single or was_single):
-                hashes[total] = _fmix64(run)
+                hashes[total] = fmix64(run)
                 points[num_points] = SEPARATOR
                 num_points, total, run, is_open = num_points + 1, total + 1, FNV_OFFSET, False
             if entry == SEPARATOR:
@@ -124,7 +101,7 @@ def spell_words(data, offsets, fold, points, bounds, hashes, num_words):  # type
             points[num_points] = entry ^ SINGLE if is_single else entry
             run = (run ^ np.uint64(points[num_points])) * FNV_PRIME
             num_points, is_open, was_single = num_points + 1, True, is_single
-        num_words[text] = total - first
+        num_words[document] = total - first
     bounds[total] = num_points
     return total
 
@@ -164,11 +141,11 @@ def number_ngrams(hashes, starts, ends, points, numbers):  # type: ignore[no-unt
 
 
 @nb.njit
-def _has_words(data, position, end, fold, points, start, stop):  # type: ignore[no-untyped-def]
+def _has_words(text, position, end, fold, points, start, stop):  # type: ignore[no-untyped-def]
     """Whether the text from a word's first byte on has exactly the words that points[start:stop] spell."""
     at, is_gap, was_single = start, False, False
     while position < end:
-        entry, width = _entry_at(data, position, end, fold)
+        entry, width = _entry_at(text, position, end, fold)
         if entry == SEPARATOR:
             if at == stop:
                 return True
@@ -262,7 +239,7 @@ def find_ngrams(  # type: ignore[no-untyped-def]
 
     A text at which the hits run full is named by `cursor` and read again: `last_row` knows what was counted in it.
     """
-    num_hits, longest = 0, kinds[-1]
+    text, num_hits, longest = data.ctypes.data, 0, kinds[-1]
     size = max(WORD_BUFFER, 4 * longest) + 2
     words, word_starts = np.empty(size, np.uint64), np.empty(size, np.int64)
     sums, passed = np.empty(size + 1, np.uint64), np.empty(size + 1, np.int64)
@@ -271,13 +248,13 @@ def find_ngrams(  # type: ignore[no-untyped-def]
     for kind in range(len(kinds)):
         for _ in range(kinds[kind]):
             powers[kind] *= BASE
-    for text in range(cursor[0], len(offsets) - 1):
-        cursor[0] = text
-        row, position, end, kept = first_row + text, offsets[text], offsets[text + 1], np.int64(0)
+    for document in range(cursor[0], len(offsets) - 1):
+        cursor[0] = document
+        row, position, end, kept = first_row + document, offsets[document], offsets[document + 1], np.int64(0)
         while position < end:
-            filled, position = _scan_words(data, position, end, fold, words, word_starts, kept)
+            filled, position = _scan_words(text, position, end, fold, words, word_starts, kept)
             for index in range(kept, filled):
-                words[np.uintp(index)] = _fmix64(words[np.uintp(index)])
+                words[np.uintp(index)] = fmix64(words[np.uintp(index)])
             for index in range(filled):
                 sums[np.uintp(index + 1)] = sums[np.uintp(index)] * BASE + words[np.uintp(index)]
             for kind in range(len(kinds)):
@@ -290,7 +267,7 @@ def find_ngrams(  # type: ignore[no-untyped-def]
                             break
                         if lengths[number] != length or last_row[number] == row:
                             continue
-                        if not _has_words(data, word_starts[index], end, fold, points, starts[number], ends[number]):
+                        if not _has_words(text, word_starts[index], end, fold, points, starts[number], ends[number]):
                             continue
                         if num_documents[number] < max_documents:
                             if num_hits == len(hits):

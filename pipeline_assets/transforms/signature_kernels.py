@@ -16,7 +16,7 @@ runs for every few bytes is inlined and gets bytes rather than arrays, because a
 import numba as nb
 import numpy as np
 
-from pipeline_assets.transforms.kernels import READ_I64, READ_U8, READ_U32, fmix64
+from pipeline_assets.transforms.kernels import FNV_OFFSET, FNV_PRIME, READ_I64, READ_U8, READ_U32, fmix64
 from pipeline_assets.transforms.shingles import BASE, BLOCK
 from pipeline_assets.transforms.words import SINGLE
 
@@ -32,8 +32,6 @@ LETTER_A, NUM_LETTERS = np.uint8(ord("a")), np.uint8(26)
 DIGIT_0, NUM_DIGITS = np.uint8(ord("0")), np.uint8(10)
 SIX = np.uint32(6)
 
-FNV_OFFSET = np.uint64(0xCBF29CE484222325)
-FNV_PRIME = np.uint64(0x100000001B3)
 COUNT = np.uint64(0xD6E8FEB86659FD93)
 TOP = np.uint64(32)
 SIGN = np.uint32(31)

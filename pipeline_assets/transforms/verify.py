@@ -54,11 +54,11 @@ def verified_edges(keys: U64, nodes: I64, similarity: Similarity, threshold: flo
             break
         centre = _centres(group, state)
         state[centre] = EXPLORED
-        pairs = np.column_stack([members[centre][group], members])
         is_candidate = state == UNREACHED
-        alike = compared.alike(unique_pairs(np.sort(pairs[is_candidate], axis=1)))
+        pairs = np.sort(np.column_stack([members[centre][group], members])[is_candidate], axis=1)
+        alike = compared.alike(unique_pairs(pairs))
         found.append(alike)
-        state[is_candidate] = np.where(_contains(alike, np.sort(pairs[is_candidate], axis=1)), REACHED, UNREACHED)
+        state[is_candidate] = np.where(_contains(alike, pairs), REACHED, UNREACHED)
     edges = unique_pairs(np.concatenate(found))
     num_left = int((state == UNREACHED).sum())
     return edges, VerifyStats(num_compared=compared.num_compared, num_verified=len(edges), num_left=num_left)

@@ -4,13 +4,19 @@ As those of `kernels`: each is called by one function of the module that explain
 and cached, takes no Python object, and is imported when it is first called.
 """
 
-from typing import Any
-
 import numba as nb
 import numpy as np
-from numba.extending import intrinsic
 
-from pipeline_assets.transforms.kernels import READ_I64, READ_U8, READ_U32, fmix64
+from pipeline_assets.transforms.kernels import (
+    READ_I64,
+    READ_U8,
+    READ_U32,
+    SPREAD,
+    byte_at,
+    code_point_at,
+    fmix64,
+    untyped_intrinsic,
+)
 from pipeline_assets.transforms.word_cache import INLINE_BYTES, INLINE_IDS, MAX_WORD_BYTES
 from pipeline_assets.transforms.word_classes import (
     CONTRACTION,
@@ -23,7 +29,6 @@ from pipeline_assets.transforms.word_classes import (
     UNKNOWN,
 )
 
-SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio (Knuth, The Art of Computer Programming 3, 6.4)
 LONG = np.uint64(0xFF)  # in place of a length: the word is elsewhere
 NO_PAIR = np.uint64(0xFFFFFFFFFFFFFFFF)  # above every rank
 EMPTY = np.uint64(0)
@@ -38,22 +43,6 @@ READ_PAIRS = nb.types.Array(nb.uint64, 2, "C", readonly=True)
 READ_BOOL = nb.types.Array(nb.boolean, 1, "C", readonly=True)
 
 
-untyped_intrinsic: Any = intrinsic  # its own type wants the typing context as an argument of each call
-
-
-# Text, classes, slots and pairs are read through addresses: of an array that is handed to a function numba counts the
-# references, at each call, which takes longer than splitting a word does. The callers hold the arrays.
-@untyped_intrinsic
-def byte_at(typing, address, index):  # type: ignore[no-untyped-def]
-    """The byte at an address plus an index."""
-
-    def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
-        pointer = builder.inttoptr(builder.add(*values), context.get_value_type(nb.uint8).as_pointer())
-        return context.data_model_manager[nb.uint8].load_from_data_pointer(builder, pointer)
-
-    return nb.uint8(nb.uint64, nb.uint64), generate
-
-
 @untyped_intrinsic
 def eight_at(typing, address, index):  # type: ignore[no-untyped-def]
     """The eight bytes at an address plus an index as one number, little-endian."""
@@ -66,32 +55,8 @@ def eight_at(typing, address, index):  # type: ignore[no-untyped-def]
 
 
 @nb.njit
-def _code_point(data, at, end):  # type: ignore[no-untyped-def]
-    """Code point at `at`, of more than one byte, and its width; (-1, 1) where the bytes are not UTF-8."""
-    lead = np.int64(byte_at(data, at))
-    if 0xC2 <= lead < 0xE0:
-        width, least, code_point = 2, 0x80, lead & 0x1F
-    elif 0xE0 <= lead < 0xF0:
-        width, least, code_point = 3, 0x800, lead & 0x0F
-    elif 0xF0 <= lead < 0xF5:
-        width, least, code_point = 4, 0x10000, lead & 0x07
-    else:
-        return -1, 1
-    if at + width > end:
-        return -1, 1
-    for index in range(at + 1, at + width):
-        byte = np.int64(byte_at(data, index))
-        if byte & 0xC0 != 0x80:
-            return -1, 1
-        code_point = code_point << 6 | byte & 0x3F
-    if code_point < least or code_point > 0x10FFFF:
-        return -1, 1
-    return code_point, width
-
-
-@nb.njit
 def _wide_flags_at(data, at, end, classes):  # type: ignore[no-untyped-def]
-    code_point, width = _code_point(data, at, end)
+    code_point, width = code_point_at(data, at, end)
     return (byte_at(classes, code_point), width) if code_point >= 0 else (INVALID, 1)
 
 
@@ -402,7 +367,7 @@ def _unclear(data, start, end, classes):  # type: ignore[no-untyped-def]
         if flags & INVALID:
             return -1
         if flags & UNKNOWN:
-            return np.int64(byte_at(data, start)) if width == 1 else _code_point(data, start, end)[0]
+            return np.int64(byte_at(data, start)) if width == 1 else code_point_at(data, start, end)[0]
         start += width
     return -1
 
@@ -490,7 +455,7 @@ def find_unsettled(data, offsets, is_settled, is_unsettled):  # type: ignore[no-
             if byte_at(text, at) < np.uint8(0x80):
                 at += 1
                 continue
-            code_point, width = _code_point(text, at, end)
+            code_point, width = code_point_at(text, at, end)
             if code_point < 0 or not is_settled[np.uintp(code_point)]:
                 is_unsettled[document] = True
                 break
