@@ -4,6 +4,7 @@ Each round starts the command line on the same home, waits until a given thing a
 process group with SIGKILL. What is there then is sealed or plainly unfinished; the last round runs to the end.
 """
 
+import glob
 import os
 import signal
 import subprocess
@@ -58,13 +59,19 @@ def start(recipe: Path, home: Path, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
+def there(home: Path, pattern: str) -> set[str]:
+    """What matches, as far as it stays while one looks."""
+    found = glob.glob(pattern, root_dir=home, recursive=True, include_hidden=True)  # noqa: PTH207 - Path.glob would raise
+    return set(found)
+
+
 def kill_when_there(running: subprocess.Popen[bytes], home: Path, pattern: str) -> bool:
     """Kill the process group as soon as the pattern matches something that was not there; whether it came to that."""
-    before = set(home.glob(pattern))
+    before = there(home, pattern)
     deadline = time.monotonic() + SECONDS_TO_APPEAR
     try:
         while time.monotonic() < deadline:
-            if set(home.glob(pattern)) - before:
+            if there(home, pattern) - before:
                 return running.poll() is None
             if running.poll() is not None:
                 return False
