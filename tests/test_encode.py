@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline_assets.transforms import encode
-from pipeline_assets.transforms.encode import decode_documents, encode_documents
+from pipeline_assets.transforms.encode import decode_documents, encode_documents, way_of_encoding
 from resources.tokenizer import load_tokenizer, train_tokenizer
 
 EOS = "<|endoftext|>"
@@ -95,6 +95,14 @@ def test_batches_are_cut_by_bytes_and_change_nothing(tokenizer, monkeypatch):
     cut = encode_documents(Counting(), texts)
     assert batches == [1, 1, 3]
     assert [one.tolist() for one in cut] == [one.tolist() for one in whole]
+
+
+def test_the_way_of_encoding_is_named_with_its_reason(tokenizer):
+    class Other:
+        pass
+
+    assert way_of_encoding(tokenizer) == "a table of words: byte-level BPE over words of GPT-2's pattern"
+    assert way_of_encoding(Other()) == "the library, since it is not one of the tokenizers library"
 
 
 def test_no_documents(tokenizer):

@@ -51,6 +51,12 @@ def encode_documents(tokenizer: Encoder, texts: pa.Array | pa.ChunkedArray) -> t
     return encode_by_words(encoder, cast(LibraryTokenizer, tokenizer), texts)  # it has an encoder, so it is one
 
 
+def way_of_encoding(tokenizer: Encoder) -> str:
+    """Which way `encode_documents` goes with a tokenizer, and why."""
+    encoder, reason = encoder_for(tokenizer)
+    return f"the library, since {reason}" if encoder is None else f"a table of words: {reason}"
+
+
 def encode_by_library(tokenizer: Encoder, texts: pa.Array | pa.ChunkedArray) -> tuple[Ids, I64]:
     """The same, every text by the tokenizer itself: what `encode_documents` is held to."""
     parts: list[Ids] = []

@@ -1,33 +1,43 @@
-"""The compiled inner loops of `word_cache`: arrays in, arrays filled in place.
+"""The compiled inner loops of `word_cache` and `byte_pairs`: arrays in, arrays filled in place.
 
 As those of `kernels`: each is called by one function of the module that explains it, releases the GIL, is compiled once
-and cached, takes no Python object, and is imported when it is first called.
+and cached, takes no Python object, and is imported when it is first called. What `encode_block` calls is here too, for
+numba keeps compiled code as long as its own file is the same.
+
+First where words end, then how they are merged, then the table, then a block of texts. A run of ASCII letters ends
+where eight bytes at once say so; else every character's class is looked up. A run that is read to its end is taken to
+its end but for its last characters, so no text takes more than a few steps a byte.
 """
 
 import numba as nb
 import numpy as np
 
+from pipeline_assets.transforms.byte_pairs import MAX_WINDOW_BYTES, MAX_WORD_BYTES, MIN_WINDOW_BYTES, NUM_BYTES
 from pipeline_assets.transforms.kernels import (
     READ_I64,
     READ_U8,
     READ_U32,
+    READ_U64,
     SPREAD,
     byte_at,
     code_point_at,
     fmix64,
     untyped_intrinsic,
 )
-from pipeline_assets.transforms.word_cache import INLINE_BYTES, INLINE_IDS, MAX_WORD_BYTES
 from pipeline_assets.transforms.word_classes import (
     CONTRACTION,
     INVALID,
     KIND,
     LETTER,
+    LOWER,
     NUMBER,
     OTHER,
     SPACE,
     UNKNOWN,
+    UPPER,
 )
+from pipeline_assets.transforms.word_patterns import CASED, CASED_CONTRACTED, GPT2
+from pipeline_assets.transforms.word_tables import INLINE_BYTES, INLINE_IDS
 
 LONG = np.uint64(0xFF)  # in place of a length: the word is elsewhere
 NO_PAIR = np.uint64(0xFFFFFFFFFFFFFFFF)  # above every rank
@@ -38,6 +48,20 @@ BITS_32, BITS_40, BITS_56 = np.uint64(32), np.uint64(40), np.uint64(56)
 EIGHT, TWO_EIGHTS, THREE_EIGHTS = np.uint64(8), np.uint64(16), np.uint64(24)  # a slot's other numbers, in bytes
 PAIR_SIZE, SLOT_SIZE = np.uint64(16), np.uint64(32)
 PLACE = np.uint64((1 << 40) - 1)  # bits of an offset into the bytes of long words, and into the ids
+
+# Eight bytes at once: each is compared in its own lower seven bits (Warren, Hacker's Delight, 6-1).
+ONES = np.uint64(0x0101010101010101)
+HIGH_BITS, LOW_BITS, CASE_BITS = ONES * np.uint64(0x80), ONES * np.uint64(0x7F), ONES * np.uint64(0x20)
+FROM_A, FROM_BEHIND_Z = ONES * np.uint64(0x80 - 0x61), ONES * np.uint64(0x80 - 0x7B)
+CASE_TO_HIGH, BITS_A_BYTE = np.uint64(2), np.uint64(3)
+
+SPACE_BYTE, APOSTROPHE, SLASH, NEWLINE, RETURN = 0x20, 0x27, 0x2F, 0x0A, 0x0D
+NOTHING = np.uint8(0)
+WORD_PART = UPPER | LOWER
+NOT_UTF8, NO_ROOM, ALL_DONE = -1, -2, -3  # in place of a code point whose class is to be asked
+
+MIN_BYTES_A_WINDOW = 8  # of a long word, for each window tried
+MISFITS_BEFORE_GROWING = 4
 
 READ_PAIRS = nb.types.Array(nb.uint64, 2, "C", readonly=True)
 READ_BOOL = nb.types.Array(nb.boolean, 1, "C", readonly=True)
@@ -52,6 +76,55 @@ def eight_at(typing, address, index):  # type: ignore[no-untyped-def]
         return context.data_model_manager[nb.uint64].load_from_data_pointer(builder, pointer, align=1)
 
     return nb.uint64(nb.uint64, nb.uint64), generate
+
+
+@untyped_intrinsic
+def zeros_below(typing, number):  # type: ignore[no-untyped-def]
+    """How many zero bits are below the lowest other one, of a number above 0."""
+
+    def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        return builder.cttz(values[0], context.get_constant(nb.boolean, True))
+
+    return nb.uint64(nb.uint64), generate
+
+
+@nb.njit(inline="always")
+def _letters_of(eight):  # type: ignore[no-untyped-def]
+    """The high bit of each of eight bytes that is an ASCII letter."""
+    lower = (eight | CASE_BITS) & LOW_BITS
+    return (lower + FROM_A) & ~(lower + FROM_BEHIND_Z) & ~eight & HIGH_BITS
+
+
+@nb.njit
+def _letters_end(data, at, end):  # type: ignore[no-untyped-def]
+    """Where a run of ASCII letters ends, perhaps at once. Up to eight bytes behind `end` are read."""
+    while at < end:
+        others = _letters_of(eight_at(data, at)) ^ HIGH_BITS
+        if others:
+            at += np.int64(zeros_below(others) >> BITS_A_BYTE)
+            break
+        at += 8
+    return min(at, end)
+
+
+@nb.njit
+def _cased_letters_end(data, at, end, has_contractions):  # type: ignore[no-untyped-def]
+    """Where capitals and then small letters end, all ASCII and fewer than eight; `at` where there is more."""
+    eight = eight_at(data, at)
+    letters = _letters_of(eight)
+    others = letters ^ HIGH_BITS
+    if not others:
+        return at
+    run = letters & ((others & (~others + ONE)) - ONE)
+    small = run & eight << CASE_TO_HIGH
+    capitals_after = (run ^ small) & ~(small ^ (small - ONE)) if small else EMPTY
+    if capitals_after:
+        return min(at + np.int64(zeros_below(capitals_after) >> BITS_A_BYTE), end)
+    stop = min(at + np.int64(zeros_below(others) >> BITS_A_BYTE), end)
+    is_plain = stop == end or (
+        byte_at(data, stop) < 0x80 and not (has_contractions and byte_at(data, stop) == APOSTROPHE)
+    )
+    return stop if is_plain else at
 
 
 @nb.njit
@@ -74,19 +147,26 @@ def _flags_at(data, at, end, classes):  # type: ignore[no-untyped-def]
 @nb.njit
 def _run_end(data, at, end, classes, kind):  # type: ignore[no-untyped-def]
     """Where a run of one kind ends, and the class of what follows it."""
+    if kind == LETTER:
+        at = _letters_end(data, at, end)
     while at < end:
         flags, width = _flags_at(data, at, end, classes)
         if flags & KIND != kind:
             return at, flags
         at += width
-    return at, np.uint8(0)
+    return at, NOTHING
+
+
+@nb.njit(inline="always")
+def _is_newline(byte):  # type: ignore[no-untyped-def]
+    return byte == NEWLINE or byte == RETURN  # a tuple would be a loop
 
 
 @nb.njit
 def _spaces_end(data, start, end, classes, newlines_first):  # type: ignore[no-untyped-def]
     r"""Where `\s*[\r\n]+|\s+(?!\S)|\s+` ends, without the first of them unless `newlines_first`."""
     at = last = after_newline = start
-    stop = np.uint8(0)
+    stop = NOTHING
     while at < end:
         flags, width = _flags_at(data, at, end, classes)
         if not flags & SPACE:
@@ -94,11 +174,11 @@ def _spaces_end(data, start, end, classes, newlines_first):  # type: ignore[no-u
             break
         last = at
         at += width
-        if byte_at(data, last) == 0x0A or byte_at(data, last) == 0x0D:
+        if _is_newline(byte_at(data, last)):
             after_newline = at
     if newlines_first and after_newline > start:
         return after_newline, stop
-    if at == end or last == start:
+    if at == end or last == start or not stop & KIND:
         return at, stop
     return last, stop
 
@@ -114,24 +194,29 @@ def _two_letters(data, start, end, case):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def _gpt2_end(data, start, end, classes):  # type: ignore[no-untyped-def]
-    r"""One match of `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`, and classes seen."""
+    r"""One match of `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`, and classes seen.
+
+    A character that is cut out alone ends the text for what is before it.
+    """
     first = byte_at(data, start)
-    if first == 0x27:
-        following = byte_at(data, start + 1) if start + 1 < end else np.uint8(0)
+    if first == APOSTROPHE:
+        following = byte_at(data, start + 1) if start + 1 < end else NOTHING
         if following == 0x73 or following == 0x74 or following == 0x6D or following == 0x64:
-            return start + 2, np.uint8(0)
-        if _two_letters(data, start, end, np.uint8(0)):
-            return start + 3, np.uint8(0)
+            return start + 2, NOTHING
+        if _two_letters(data, start, end, NOTHING):
+            return start + 3, NOTHING
     flags, width = _flags_at(data, start, end, classes)
     at, seen = start + width, flags
-    if first == 0x20 and at < end:
+    if first == SPACE_BYTE and at < end:
         following, width = _flags_at(data, at, end, classes)
         seen |= following
-        if not following & SPACE:
+        if following & (LETTER | NUMBER | OTHER):
             flags, at = following, at + width
     if flags & SPACE:
         stop, following = _spaces_end(data, start, end, classes, False)
         return stop, seen | following
+    if not flags & KIND:
+        return at, seen
     at, following = _run_end(data, at, end, classes, flags & KIND)
     return at, seen | following
 
@@ -140,56 +225,157 @@ def _gpt2_end(data, start, end, classes):  # type: ignore[no-untyped-def]
 def _contraction_end(data, start, end, classes):  # type: ignore[no-untyped-def]
     """Where a contraction of any case ends that an apostrophe at `start` begins, and classes seen; else `start`."""
     if start + 1 >= end:
-        return start, np.uint8(0)
+        return start, NOTHING
     following, width = _flags_at(data, start + 1, end, classes)
     if following & CONTRACTION:
-        return start + 1 + width, np.uint8(0)
+        return start + 1 + width, following
     if _two_letters(data, start, end, np.uint8(0x20)):
-        return start + 3, np.uint8(0)
+        return start + 3, following
     return start, following
+
+
+@nb.njit
+def _digits_end(data, at, end, classes, max_digits):  # type: ignore[no-untyped-def]
+    """Where a run of at most so many digits ends, and classes seen."""
+    seen = NOTHING
+    for _ in range(max_digits):
+        flags, width = _flags_at(data, at, end, classes) if at < end else (NOTHING, 1)
+        seen |= flags
+        if not flags & NUMBER:
+            break
+        at += width
+    return at, seen
+
+
+@nb.njit
+def _others_end(data, at, end, classes, with_slashes):  # type: ignore[no-untyped-def]
+    r"""Where a run of others and the newlines after it end (`[\r\n]*`, or `[\r\n/]*`), and classes seen."""
+    at, seen = _run_end(data, at, end, classes, OTHER)
+    while at < end:
+        byte = byte_at(data, at)
+        if not (_is_newline(byte) or (with_slashes and byte == SLASH)):
+            break
+        at += 1
+    return at, seen
 
 
 @nb.njit
 def _split_end(data, start, end, classes, max_digits):  # type: ignore[no-untyped-def]
     r"""One match of Llama 3's pattern (`\p{N}{1,max_digits}`), and classes seen."""
     first = byte_at(data, start)
-    seen = np.uint8(0)
-    if first == 0x27:
+    seen = NOTHING
+    if first == APOSTROPHE:
         at, seen = _contraction_end(data, start, end, classes)
         if at > start:
             return at, seen
     flags, width = _flags_at(data, start, end, classes)
     at, seen = start + width, seen | flags
     if flags & NUMBER:
-        for _ in range(1, max_digits):
-            flags, width = _flags_at(data, at, end, classes) if at < end else (np.uint8(0), 1)
-            seen |= flags
-            if not flags & NUMBER:
-                break
-            at += width
-        return at, seen
-    following = np.uint8(0)
+        stop, following = _digits_end(data, start, end, classes, max_digits)
+        return stop, seen | following
+    following = NOTHING
     if flags & LETTER == 0 and at < end:
         following, width = _flags_at(data, at, end, classes)
         seen |= following
-    is_newline = first == 0x0A or first == 0x0D
-    if flags & LETTER or (following & LETTER and not is_newline):
+    if flags & LETTER or (following & LETTER and not _is_newline(first)):
         at, following = _run_end(data, at, end, classes, LETTER)
         return at, seen | following
-    if flags & OTHER or (first == 0x20 and following & OTHER):
-        at, following = _run_end(data, at, end, classes, OTHER)
-        while at < end and (byte_at(data, at) == 0x0A or byte_at(data, at) == 0x0D):
-            at += 1
+    if flags & OTHER or (first == SPACE_BYTE and following & OTHER):
+        at, following = _others_end(data, at, end, classes, False)
         return at, seen | following
     at, following = _spaces_end(data, start, end, classes, True)
     return at, seen | following
 
 
 @nb.njit
+def _cased_run_end(data, start, end, classes):  # type: ignore[no-untyped-def]
+    """Where `UPPER*LOWER+` ends, else `UPPER+`; whether it was the first; and classes seen.
+
+    The first gives capitals back until one is left that is lower too.
+    """
+    at = after_both = start
+    flags, width = NOTHING, 0
+    while at < end:
+        flags, width = _flags_at(data, at, end, classes)
+        if not flags & UPPER:
+            break
+        at += width
+        if flags & LOWER:
+            after_both = at
+        flags = NOTHING
+    seen = flags
+    if not flags & LOWER:
+        return (after_both, True, seen) if after_both > start else (at, False, seen)
+    while at < end:
+        flags, width = _flags_at(data, at, end, classes)
+        if not flags & LOWER:
+            return at, True, seen | flags
+        at += width
+    return at, True, seen
+
+
+@nb.njit
+def _cased_end(data, start, end, classes, max_digits, has_contractions):  # type: ignore[no-untyped-def]
+    """One match of GPT-4o's pattern, with contractions or without, and classes seen."""
+    first = byte_at(data, start)
+    flags, width = _flags_at(data, start, end, classes)
+    at, seen = start + width, flags
+    if flags & NUMBER:
+        stop, following = _digits_end(data, start, end, classes, max_digits)
+        return stop, seen | following
+    following = NOTHING
+    if flags & LETTER == 0 and at < end:
+        following, width = _flags_at(data, at, end, classes)
+        seen |= following
+    has_prefix = following & WORD_PART and not _is_newline(first)
+    if has_prefix or flags & WORD_PART:
+        stop, is_lower, following = _cased_run_end(data, at if has_prefix else start, end, classes)
+        seen |= following
+        if has_prefix and flags & WORD_PART and not is_lower:
+            stop = at  # a mark before capitals alone: `UPPER*LOWER+` without a prefix comes first, and ends with it
+        if has_contractions and stop < end and byte_at(data, stop) == APOSTROPHE:
+            stop, following = _contraction_end(data, stop, end, classes)
+            seen |= following
+        return stop, seen
+    if flags & OTHER or (first == SPACE_BYTE and following & OTHER):
+        at, following = _others_end(data, at, end, classes, True)
+        return at, seen | following
+    at, following = _spaces_end(data, start, end, classes, True)
+    return at, seen | following
+
+
+@nb.njit
+def _word_end(data, start, end, classes, shape, max_digits):  # type: ignore[no-untyped-def]
+    """Where the word at `start` ends, and classes seen: where one of them is unknown, it is not the end."""
+    if shape == GPT2:
+        return _gpt2_end(data, start, end, classes)
+    if shape >= CASED:
+        return _cased_end(data, start, end, classes, max_digits, shape == CASED_CONTRACTED)
+    return _split_end(data, start, end, classes, max_digits)
+
+
+@nb.njit(inline="always")
+def _plain_end(data, start, end, shape):  # type: ignore[no-untyped-def]
+    """Where a word ends that is ASCII letters after a space or nothing; `start` for any other."""
+    at = start + (byte_at(data, start) == SPACE_BYTE)
+    if shape >= CASED:
+        stop = _cased_letters_end(data, at, end, shape == CASED_CONTRACTED)
+        return stop if stop > at else start
+    stop = _letters_end(data, at, end)
+    return stop if stop > at and (stop == end or byte_at(data, stop) < 0x80) else start
+
+
+@nb.njit(inline="always")
+def _first_place(key, mask):  # type: ignore[no-untyped-def]
+    mixed = key * SPREAD
+    return (mixed ^ mixed >> BITS_32) & mask
+
+
+@nb.njit
 def _pair_value(pairs, mask, left, right):  # type: ignore[no-untyped-def]
     """rank << 32 | new id of two neighbours, NO_PAIR where they do not merge."""
     key = (np.uint64(left) + ONE) << BITS_32 | (np.uint64(right) + ONE)
-    at = fmix64(key) & mask
+    at = _first_place(key, mask)
     found = eight_at(pairs, at * PAIR_SIZE)
     while found != EMPTY:
         if found == key:
@@ -199,25 +385,33 @@ def _pair_value(pairs, mask, left, right):  # type: ignore[no-untyped-def]
     return NO_PAIR
 
 
-@nb.njit(nb.void(nb.uint64[:, ::1], READ_U32, READ_U32, READ_U32), nogil=True, cache=True)
-def fill_pairs(pairs, left, right, merged):  # type: ignore[no-untyped-def]
+@nb.njit(nb.void(nb.uint64[:, ::1], nb.uint64[::1], READ_U32, READ_U32, READ_U32, READ_U32), nogil=True, cache=True)
+def fill_pairs(pairs, byte_values, byte_ids, left, right, merged):  # type: ignore[no-untyped-def]
     mask = np.uint64(len(pairs) - 1)
     for rank in range(len(left)):
         key = (np.uint64(left[rank]) + ONE) << BITS_32 | (np.uint64(right[rank]) + ONE)
-        at = fmix64(key) & mask
+        at = _first_place(key, mask)
         while pairs[at, 0] != EMPTY and pairs[at, 0] != key:
             at = (at + ONE) & mask
         # Of a pair that is there twice the library takes the later rank.
         pairs[at, 0], pairs[at, 1] = key, np.uint64(rank) << BITS_32 | np.uint64(merged[rank])
+    for one in range(NUM_BYTES):
+        for other in range(NUM_BYTES):
+            value = _pair_value(pairs.ctypes.data, mask, byte_ids[one], byte_ids[other])
+            byte_values[one * NUM_BYTES + other] = value
 
 
 @nb.njit
-def _merge(data, start, size, byte_ids, pairs, mask, symbols, values):  # type: ignore[no-untyped-def]
-    """Ids of one word into `symbols`, and their number: again and again the first pair of the lowest rank is merged."""
+def _merge(data, start, size, model, room):  # type: ignore[no-untyped-def]
+    """Ids of one word into the room's symbols, and their number: the first pair of the lowest rank is merged, again and
+    again."""
+    byte_ids, byte_values, pairs, mask, _ = model
+    symbols, values = room
     for index in range(size):
         symbols[np.uintp(index)] = byte_ids[byte_at(data, start + index)]
     for index in range(size - 1):
-        values[np.uintp(index)] = _pair_value(pairs, mask, symbols[np.uintp(index)], symbols[np.uintp(index + 1)])
+        one, other = np.uintp(byte_at(data, start + index)), np.uintp(byte_at(data, start + index + 1))
+        values[np.uintp(index)] = byte_values[one * np.uintp(NUM_BYTES) + other]
     while size > 1:
         best, at = NO_PAIR, 0
         for index in range(size - 1):
@@ -240,18 +434,72 @@ def _merge(data, start, size, byte_ids, pairs, mask, symbols, values):  # type: 
     return size
 
 
-@nb.njit(nb.void(READ_U8, READ_I64, READ_U32, READ_PAIRS, nb.uint32[::1], nb.int64[::1]), nogil=True, cache=True)
-def merge_words(data, offsets, byte_ids, pairs, ids, num_ids):  # type: ignore[no-untyped-def]
-    symbols = np.empty(MAX_WORD_BYTES, dtype=np.uint32)
-    values = np.empty(MAX_WORD_BYTES, dtype=np.uint64)
-    text, pair_table, mask = data.ctypes.data, pairs.ctypes.data, np.uint64(len(pairs) - 1)
-    total = 0
+@nb.njit
+def _room():  # type: ignore[no-untyped-def]
+    """Symbols and values of a window."""
+    return np.empty(MAX_WINDOW_BYTES, dtype=np.uint32), np.empty(MAX_WINDOW_BYTES, dtype=np.uint64)
+
+
+@nb.njit
+def _fits(data, at, before, after, model, room):  # type: ignore[no-untyped-def]
+    """Whether the bytes of two ids that meet at `at`, merged alone, come out as the two."""
+    sizes = model[4]
+    size, size_after = np.int64(sizes[np.uintp(before)]), np.int64(sizes[np.uintp(after)])
+    if size + size_after > MAX_WINDOW_BYTES:
+        return False
+    return _merge(data, at - size, size + size_after, model, room) == 2 and room[0][0] == before
+
+
+@nb.njit
+def _merge_long(data, start, stop, model, room, spare, ids, first):  # type: ignore[no-untyped-def]
+    """Ids of one long word into `ids` from `first` on, and their number, -1 for a word that is left to the library; and
+    how many windows were merged, at most one for some bytes, whatever the merges are."""
+    sizes, symbols = model[4], room[0]
+    at, last, window, num_windows, num_misfits = start, first, MIN_WINDOW_BYTES, 0, 0
+    while window <= MAX_WINDOW_BYTES and num_windows * MIN_BYTES_A_WINDOW <= stop - start:
+        end = min(at + window, stop)
+        found = _merge(data, at, end - at, model, room)
+        num_windows += 1
+        if last > first and not _fits(data, at, ids[np.uintp(last - 1)], symbols[0], model, spare):
+            last -= 1
+            at -= np.int64(sizes[np.uintp(ids[np.uintp(last)])])
+            num_misfits += 1
+            if num_misfits % MISFITS_BEFORE_GROWING == 0:
+                window *= 2
+            continue
+        before, most = last, end if end == stop else end - window // 4
+        for index in range(found):
+            after = at + np.int64(sizes[np.uintp(symbols[np.uintp(index)])])
+            if after > most:
+                break
+            ids[np.uintp(last)] = symbols[np.uintp(index)]
+            last, at = last + 1, after
+        if at == stop:
+            return last - first, num_windows
+        if last == before:
+            window *= 2
+    return -1, num_windows
+
+
+MODEL = (READ_U32, READ_U64, READ_PAIRS, READ_U32)
+
+
+@nb.njit(nb.int64(READ_U8, READ_I64, *MODEL, nb.uint32[::1], nb.int64[::1]), nogil=True, cache=True)
+def merge_words(data, offsets, byte_ids, byte_values, pairs, sizes, ids, num_ids):  # type: ignore[no-untyped-def]
+    model = (byte_ids, byte_values, pairs.ctypes.data, np.uint64(len(pairs) - 1), sizes)
+    room, spare = _room(), _room()
+    text, total, num_windows = data.ctypes.data, 0, 0
     for word in range(len(offsets) - 1):
-        start, size = offsets[word], offsets[word + 1] - offsets[word]
-        num_ids[word] = _merge(text, start, size, byte_ids, pair_table, mask, symbols, values)
-        for index in range(num_ids[word]):
-            ids[total + index] = symbols[index]
-        total += num_ids[word]
+        start, stop = offsets[word], offsets[word + 1]
+        if stop - start > MAX_WORD_BYTES:
+            num_ids[word], windows = _merge_long(text, start, stop, model, room, spare, ids, total)
+            num_windows += windows
+        else:
+            num_ids[word] = _merge(text, start, stop - start, model, room)
+            for index in range(num_ids[word]):
+                ids[total + index] = room[0][index]
+        total += max(num_ids[word], 0)
+    return num_windows
 
 
 @nb.njit
@@ -361,21 +609,21 @@ def move_slots(old, slots):  # type: ignore[no-untyped-def]
 
 @nb.njit
 def _unclear(data, start, end, classes):  # type: ignore[no-untyped-def]
-    """The first code point from `start` on whose class is not known, -1 where the bytes are not UTF-8."""
+    """The first code point from `start` on whose class is not known, NOT_UTF8 where the bytes are not."""
     while start < end:
         flags, width = _flags_at(data, start, end, classes)
-        if flags & INVALID:
-            return -1
+        if flags == INVALID:
+            break
         if flags & UNKNOWN:
             return np.int64(byte_at(data, start)) if width == 1 else code_point_at(data, start, end)[0]
         start += width
-    return -1
+    return NOT_UTF8
 
 
 @nb.njit(
-    nb.types.UniTuple(nb.int64, 4)(  # type: ignore[no-untyped-call]
-        READ_U8, READ_I64, READ_U8, nb.int64, READ_U32, READ_PAIRS, *WORD_TABLE, nb.uint32, nb.uint32[::1],
-        nb.int64[::1], nb.int64[:, ::1], nb.int64, nb.int64,
+    nb.int64(
+        READ_U8, READ_I64, READ_U8, nb.int64, nb.int64, *MODEL, *WORD_TABLE, nb.int64,
+        nb.uint32, nb.uint32[::1], nb.int64[::1], nb.int64[:, ::1], nb.int64[::1],
     ),
     nogil=True,
     cache=True,
@@ -384,41 +632,49 @@ def encode_block(  # type: ignore[no-untyped-def]
     data,
     offsets,
     classes,
+    shape,
     max_digits,
     byte_ids,
+    byte_values,
     pairs,
+    sizes,
     slots,
     long_bytes,
     long_ids,
     used,
+    max_slots,
     eos,
     ids,
     ends,
     holes,
-    first_document,
-    num_holes,
+    progress,
 ):
-    """(documents done, ids written, holes, code point that the next document stopped it at or -1), from one on."""
-    symbols = np.empty(MAX_WORD_BYTES, dtype=np.uint32)
-    values = np.empty(MAX_WORD_BYTES, dtype=np.uint64)
+    """ALL_DONE, or what stopped it: a code point whose class is not known, NOT_UTF8, or NO_ROOM in the table.
+
+    `progress` is where it goes on: document, byte, ids written, holes.
+    """
+    model = (byte_ids, byte_values, pairs.ctypes.data, np.uint64(len(pairs) - 1), sizes)
+    room, spare = _room(), _room()
+    symbols = room[0]
     text, class_table, table = data.ctypes.data, classes.ctypes.data, slots.ctypes.data
-    pair_table, kept_bytes = pairs.ctypes.data, long_bytes.ctypes.data
-    mask, pair_mask = np.uint64(len(slots) - 1), np.uint64(len(pairs) - 1)
-    num_ids = ends[first_document - 1] if first_document else 0
+    kept_bytes, mask = long_bytes.ctypes.data, np.uint64(len(slots) - 1)
+    first_document, start, num_ids, num_holes = progress[0], progress[1], progress[2], progress[3]
     for document in range(first_document, len(offsets) - 1):
-        start, end = offsets[document], offsets[document + 1]
-        ids_before, holes_before = num_ids, num_holes
+        end = offsets[document + 1]
         while start < end:
-            if max_digits:
-                stop, seen = _split_end(text, start, end, class_table, max_digits)
-            else:
-                stop, seen = _gpt2_end(text, start, end, class_table)
-            if seen & (UNKNOWN | INVALID):
-                return document, ids_before, holes_before, _unclear(text, start, end, class_table)
+            stop = _plain_end(text, start, end, shape)
+            if stop == start:
+                stop, seen = _word_end(text, start, end, class_table, shape, max_digits)
+                if seen & UNKNOWN:
+                    progress[0], progress[1], progress[2], progress[3] = document, start, num_ids, num_holes
+                    return _unclear(text, start, end, class_table)
             size = stop - start
             if size > MAX_WORD_BYTES:
-                holes[num_holes, 0], holes[num_holes, 1], holes[num_holes, 2] = num_ids, start, stop
-                num_holes += 1
+                count, _ = _merge_long(text, start, stop, model, room, spare, ids, num_ids)
+                if count < 0:
+                    holes[num_holes, 0], holes[num_holes, 1], holes[num_holes, 2] = num_ids, start, stop
+                    num_holes, count = num_holes + 1, 0
+                num_ids += count
                 start = stop
                 continue
             key, second = _word_key(text, start, size)
@@ -434,16 +690,37 @@ def encode_block(  # type: ignore[no-untyped-def]
                     for index in range(count):
                         ids[np.uintp(num_ids + index)] = long_ids[np.uintp(packed) + np.uintp(index)]
             else:
-                count = _merge(text, start, size, byte_ids, pair_table, pair_mask, symbols, values)
+                count = _merge(text, start, size, model, room)
                 for index in range(count):
                     ids[np.uintp(num_ids + index)] = symbols[np.uintp(index)]
                 _insert(start, size, key, second, symbols, count, at, data, slots, long_bytes, long_ids, used)
+                if used[3] and len(slots) < max_slots:
+                    progress[0], progress[1], progress[2], progress[3] = document, stop, num_ids + count, num_holes
+                    return NO_ROOM
             num_ids += count
             start = stop
         ids[np.uintp(num_ids)] = eos
         num_ids += 1
         ends[document] = num_ids
-    return len(offsets) - 1, num_ids, num_holes, -1
+    progress[0], progress[1], progress[2], progress[3] = len(offsets) - 1, start, num_ids, num_holes
+    return ALL_DONE
+
+
+@nb.njit(nb.void(READ_U8, READ_I64, READ_U8, READ_I64, nb.boolean[::1]), nogil=True, cache=True)
+def find_contents(data, offsets, contents, content_offsets, is_with):  # type: ignore[no-untyped-def]
+    text = data.ctypes.data
+    is_first = np.zeros(NUM_BYTES, dtype=np.bool_)
+    for content in range(len(content_offsets) - 1):
+        is_first[contents[content_offsets[content]]] = True
+    for document in range(len(offsets) - 1):
+        at, end = offsets[document], offsets[document + 1]
+        while at < end and not is_with[document]:
+            if is_first[byte_at(text, at)]:
+                for content in range(len(content_offsets) - 1):
+                    start, size = content_offsets[content], content_offsets[content + 1] - content_offsets[content]
+                    if size <= end - at and _same_bytes(text, at, size, contents.ctypes.data, start):
+                        is_with[document] = True
+            at += 1
 
 
 @nb.njit(nb.void(READ_U8, READ_I64, READ_BOOL, nb.boolean[::1]), nogil=True, cache=True)
