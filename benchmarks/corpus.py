@@ -6,6 +6,7 @@ the recipe `sample`. Of more text than the limit, every n-th row group of all fi
 
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from training_io.errors import SourceError
 TEXT_VARIABLE = "CORPUSMILL_BENCH_TEXT"
 TEXT_COLUMN = "text"
 ROWS_PER_GROUP = 1000
+WORDS_THAT_CHANGE_PLACES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +89,34 @@ def limited(texts: pa.LargeStringArray, max_bytes: int) -> pa.LargeStringArray:
     return texts[: max(int(np.searchsorted(ends, max_bytes, side="right")), 1)]
 
 
-def write_parquet(folder: Path, texts: pa.LargeStringArray) -> None:
-    """Texts as one Parquet file, for what reads files."""
+def altered_copy(texts: pa.LargeStringArray, number: int) -> pa.LargeStringArray:
+    """The same documents in other words: copy 0 is the text itself, and no two copies share next to any five words.
+
+    Words, here what stands between spaces, change places with others of the same length and about the same frequency,
+    all over the text alike. So a copy has the text's bytes a document, its distribution of words, and its near-copies.
+    """
+    if number == 0:
+        return texts
+    words = pc.split_pattern(texts, " ")
+    coded = words.values.dictionary_encode()
+    counts = np.bincount(coded.indices, minlength=len(coded.dictionary))
+    lengths = pc.binary_length(coded.dictionary).to_numpy()
+    order = np.lexsort([-counts, lengths])
+    groups, drawn = np.arange(len(order)) // WORDS_THAT_CHANGE_PLACES, np.random.default_rng(number).random(len(order))
+    mixed = order[np.lexsort([drawn, groups, lengths[order]])]
+    exchanged = np.empty_like(order)
+    exchanged[order] = mixed
+    taken = coded.dictionary.take(pa.array(exchanged)).take(coded.indices)
+    return pc.binary_join(pa.LargeListArray.from_arrays(words.offsets, taken), pa.scalar(" ", taken.type))
+
+
+def write_parquet(folder: Path, parts: Iterable[pa.LargeStringArray]) -> None:
+    """Texts, part after part, as one Parquet file, for what reads files."""
     folder.mkdir(parents=True)
-    pq.write_table(pa.table({TEXT_COLUMN: texts}), folder / "000_00000.parquet", row_group_size=ROWS_PER_GROUP)
+    schema = pa.schema({TEXT_COLUMN: pa.large_string()})
+    with pq.ParquetWriter(folder / "000_00000.parquet", schema) as writer:
+        for texts in parts:
+            writer.write_table(pa.table({TEXT_COLUMN: texts}), row_group_size=ROWS_PER_GROUP)
 
 
 def write_plain(folder: Path, name: str, texts: pa.LargeStringArray) -> None:

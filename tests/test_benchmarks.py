@@ -16,8 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
 
+from pipeline_assets.recipe import load_recipe
+from pipeline_assets.transforms.jaccard import jaccard_of_pairs
 from pipeline_assets.transforms.minhash import MinHashParams, sign_documents
+from resources.tokenizer import train_tokenizer
 from training_io.errors import InvariantBroken, SourceError
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -159,10 +163,12 @@ def test_entries_with_peers_run(load, tmp_path, text_dir, peers_dir):
     assert signing.amount == bench.text.num_bytes / 1e6
     tokenizing = load("tokenizing")
     inputs = tokenizing.write_inputs(bench)
-    assert tokenizing.peers_for(inputs.path) == [tokenizing.TOKENIZERS, tokenizing.TIKTOKEN]
-    encoding = tokenizing.against(tokenizing.TOKENIZERS, bench, inputs)
+    assert tokenizing.peers_for(inputs.path) == [tokenizing.TOKENIZERS, tokenizing.TIKTOKEN, tokenizing.COLD]
+    encoding = tokenizing.against(tokenizing.TOKENIZERS, bench, inputs, "trained")
     assert encoding.extra["vocab_size"] > 256
-    for row in (signing, encoding):
+    cold = tokenizing.against(tokenizing.COLD, bench, inputs, "trained")
+    assert encoding.amount < cold.amount == bench.text.num_bytes / 1e6
+    for row in (signing, encoding, cold):
         assert len(row.ours_seconds) == len(row.peer_seconds) == 2
 
 
@@ -188,7 +194,7 @@ def test_pathological_bytes_take_few_steps(load, tmp_path, text_dir):
         runs=1, max_bytes=10**6, peers_dir=tmp_path, tokenizer_path=None, scratch=tmp_path / "scratch"
     )
     pathological = load("pathological")
-    text, *rows = pathological.measure(bench)
+    text, *rows = pathological.signing(bench)
     assert text.amount == bench.text.num_megabytes
     assert text.extra["times_text"] == 1
     assert len(rows) == len(pathological.KINDS)
@@ -199,6 +205,37 @@ def test_pathological_bytes_take_few_steps(load, tmp_path, text_dir):
     assert num_words["one-letter words"] == 2_000_000
     assert num_words["no space"] == num_words["combining marks"] == 4
     assert num_words["emoji"] == num_words["NUL"] == num_words["not UTF-8"] == 0
+
+
+def test_one_document_of_one_word_is_timed_at_two_sizes(load, tmp_path, text_dir, monkeypatch):
+    bench = load("bench").Bench(
+        runs=1, max_bytes=10**6, peers_dir=tmp_path, tokenizer_path=None, scratch=tmp_path / "scratch"
+    )
+    pathological = load("pathological")
+    monkeypatch.setattr(pathological, "ONE_DOCUMENT_BYTES", 80_000)
+    rows = pathological.encoding(bench)
+    assert [row.name for row in rows] == [f"one document: {kind}" for kind in ("text", *pathological.LONG_WORDS)]
+    for row in rows:
+        assert 0.07 < row.amount <= 0.08
+        assert row.extra["growth"] > 0
+    assert rows[0].extra["times_text"] == 1
+
+
+def test_ranks_become_the_merges_that_give_the_same_tokens(load, tmp_path):
+    """Of ranks that a training gave; its own merges give the same ids."""
+    shipped, byte_pairs = load("encodings_shipped"), importlib.import_module("pipeline_assets.transforms.byte_pairs")
+    trained = Tokenizer.from_str(train_tokenizer(TEXTS, 500).decode())
+    byte_of = {character: byte for byte, character in enumerate(byte_pairs.byte_characters())}
+    ranks = {
+        bytes(byte_of[one] for one in word).decode("latin-1"): number
+        for word, number in trained.get_vocab().items()
+        if byte_of.keys() >= set(word)
+    }
+    for name in shipped.ENCODINGS:
+        shipped.write_tokenizer(tmp_path / "tokenizer.json", name, ranks)
+        library = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        for word in (*" ".join(TEXTS).split(), "grainsackmill"):
+            assert [one.id for one in library.model.tokenize(word)] == [one.id for one in trained.model.tokenize(word)]
 
 
 def test_the_peer_finds_the_same_clusters_in_memory(load, tmp_path, peers_dir):
@@ -349,13 +386,83 @@ def test_assembly_refuses_to_time_wrong_batches(load, tmp_path):
         assembly.require_right_tokens(batches, int(lengths.sum()) - 300)
 
 
-def test_the_whole_flow_tells_shards_from_the_rest(load, tmp_path):
+def test_windows_are_measured_from_four_places_and_refused_when_wrong(load, tmp_path, monkeypatch):
+    windows = load("windows")
+    for name, value in {"B": 2, "T": 8, "ACCUMULATION": 2, "NUM_STEPS": 3, "SHARD_TOKENS": 400}.items():
+        monkeypatch.setattr(windows, name, value)
+    bench = load("bench").Bench(
+        runs=2, max_bytes=1, peers_dir=tmp_path, tokenizer_path=None, scratch=tmp_path / "scratch"
+    )
+    rows = windows.measure(bench)
+    assert [row.name for row in rows] == ["windows warm", "windows cold", "windows random"]
+    assert [len(row.extra) for row in rows] == [5, 5, 2]
+    assert all(len(row.ours_seconds) == 2 and row.extra["times_training"] > 0 for row in rows)
+    paths = sorted((tmp_path / "scratch" / "windows").iterdir())
+    starts = windows.starts_of(paths)
+    assert starts == sorted(set(starts))
+    assert starts[1] * 32 < 400 < (starts[1] + 3) * 32  # crosses the border
+    x, y = next(windows.served(paths, windows.from_step(0)))
+    windows.require_right_tokens([(x, y)])
+    with pytest.raises(InvariantBroken, match="targets follow their inputs"):
+        windows.require_right_tokens([(x, y + 1)])
+    with pytest.raises(InvariantBroken, match="rows are runs of the stream"):
+        windows.require_right_tokens([(x[:, ::-1], y)])
+
+
+def test_altered_copies_are_the_documents_in_other_words(load, copied):
+    _, texts, planted = copied
+    altered_copy = load("corpus").altered_copy
+    assert altered_copy(texts, 0) is texts
+    near = jaccard_of_pairs(texts, planted)
+    for number in (1, 2):
+        copy = altered_copy(texts, number)
+        assert copy.equals(altered_copy(texts, number))
+        assert list(map(len, copy.to_pylist())) == list(map(len, texts.to_pylist()))
+        assert np.abs(jaccard_of_pairs(copy, planted) - near).max() < 0.1
+        both = pa.concat_arrays([texts, copy])
+        assert jaccard_of_pairs(both, np.array([[row, len(texts) + row] for row in range(24)])).max() < 0.05
+
+
+def test_the_whole_flow_is_compared_with_the_peer(load):
     whole_flow = load("whole_flow")
-    assert whole_flow.recipe_over(tmp_path)["source"]["pools"] == [{"name": "text", "path": str(tmp_path)}]
-    assets = [
-        {"asset": name, "seconds": seconds}
-        for name, seconds in (("raw_row_groups", 1.5), ("reference_sets", None), ("token_shards", 0.5), ("after", 9))
-    ]
-    process, to_shards = whole_flow.rows_of(10.0, [8.0], [{"assets": assets}])
-    assert list(process.ours_seconds) == [8.0]
-    assert list(to_shards.ours_seconds) == [2.0]
+
+    def ours(seconds):
+        return {"seconds": seconds, "cpu_seconds": seconds / 2, "assets": {"raw_row_groups": 1.5, "token_shards": 0.5}}
+
+    theirs = {"seconds": 20.0, "cpu_seconds": 16.0, "documents": 3, "tokens": 9}
+    row, long = whole_flow.rows_against(10.0, "peer 1.0", [(ours(4.0), theirs, ours(5.0))] * 2)
+    figures = load("measure").figures_of(row)
+    assert (figures["rate"], figures["ratio"], figures["cpu_ratio"]) == (2.5, 5.0, 8.0)
+    assert (figures["raw_row_groups_seconds"], figures["between_steps_seconds"]) == (1.5, 2.0)
+    assert (long.amount, long.extra["rate_over_peer_rate"], long.extra["cpu_rate_over_peer_cpu_rate"]) == (200, 80, 128)
+    assert [bar.is_met(long.extra[bar.figure]) for bar in long.bars] == [True]
+
+
+def test_memory_of_the_whole_flow_is_compared_at_two_sizes(load):
+    answers = [{"start_bytes": 100, "peak_bytes": peak} for peak in (200, 280)]
+    row = load("whole_flow").memory_row(*answers)
+    assert row.extra["peak_for_10_times"] == 1.4
+    assert row.extra["bytes_beyond_start_of_10_times"] == 180
+    assert [bar.is_met(row.extra[bar.figure]) for bar in row.bars] == [False]
+
+
+def test_the_flow_to_shards_runs_on_the_benchmarks_recipes(load, tmp_path):
+    whole_flow = load("whole_flow")
+    texts = pa.array([" ".join(TEXTS[row : row + 4]) for row in range(0, 40, 4)], pa.large_string())
+    inputs = whole_flow.write_inputs(tmp_path / "flow", load("corpus").Text(source="test", texts=texts), None)
+    recipes = {name: load_recipe(str(path)) for name, path in inputs.items()}
+    assert {recipe.source.pools[0].name for recipe in recipes.values()} == {"text"}
+    assert recipes["command"].tokenizer.kind == "trained"
+    assert len({recipes[name].tokenizer.path for name in inputs if name != "command"}) == 1
+    assert recipes["tenfold_in_units"].reading.unit_megabytes < recipes["long"].reading.unit_megabytes
+    num_rows = [pq.read_table(tmp_path / "flow" / name).num_rows for name in ("text", "tenfold", "long")]
+    assert num_rows == [len(texts), 10 * len(texts), 20 * len(texts)]
+    answer = whole_flow.run_to_shards(tmp_path / "home", inputs["warm_up"], inputs["text"])
+    assert list(answer["assets"])[-1] == "token_shards"
+    assert min(answer["assets"].values()) > 0
+    assert sum(answer["assets"].values()) < answer["seconds"]
+    assert 10_000_000 < answer["start_bytes"] <= answer["peak_bytes"]
+    shards = list((tmp_path / "home" / "timed" / "token_shards").glob("train-*/*/tokens.bin"))
+    assert len(shards) == 1
+    with pytest.raises(RuntimeError, match=r"flow_to_shards\.py: exit status 1"):
+        whole_flow.run_to_shards(tmp_path / "other", tmp_path / "none.json", inputs["text"])

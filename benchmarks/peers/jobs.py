@@ -33,6 +33,7 @@ def answer_encoding_jobs(
     check: Callable[[Path, list[str]], dict[str, Any]],
     run: Callable[[Path, list[str], list[str]], dict[str, Any]],
     library: str,
+    more: Mapping[str, Callable[[Path], dict[str, Any]]] | None = None,
 ) -> None:
     """Answer a tokenizer's jobs on the folder named on the command line."""
     folder = Path(sys.argv[1])
@@ -41,8 +42,10 @@ def answer_encoding_jobs(
         {
             "check": lambda: check(folder, timed),
             "run": lambda: run(folder, warm_up, timed),
+            "cold": lambda: run(folder, [], [*warm_up, *timed]),
             "versions": lambda: versions_of(library),
         }
+        | {name: lambda job=job: job(folder) for name, job in (more or {}).items()}
     )
 
 
