@@ -25,8 +25,13 @@ MAY_IMPORT = {
 
 TORCH_HALF = {"attention", "checkpoint", "loss", "model", "staging", "stream", "train"}
 DAGSTERS_DOOR = {"training_io.gpu_io_manager"}
-# Used where it is there, while a function runs: a recipe given to `inspect` is YAML, a package's self-test encodes again.
-OPTIONAL = {"training_io.inspection": {"yaml"}, "training_io.handoff": {"tokenizers"}}
+# Used where it is there, while a function runs: a recipe given to `inspect` is YAML, a package's self-test encodes again,
+# a Hugging Face dataset is Arrow.
+OPTIONAL = {
+    "training_io.inspection": {"yaml"},
+    "training_io.handoff": {"tokenizers"},
+    "training_io.export_datasets": {"pyarrow"},
+}
 # These import torch while they run, never when they are loaded.
 RUN_TORCH = {"pipeline_assets.training", "asset_checks.training"}
 

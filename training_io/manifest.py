@@ -1,4 +1,4 @@
-"""The manifest that seals an artifact, and the reading side of the artifact store.
+"""The manifest that seals an artifact: written last into its folder, and checked by every reader.
 
 An artifact is a folder with data files and `manifest.json`. The manifest is written last, so a folder without one is
 not an artifact. `run.json` beside it holds what differs from run to run and takes no part in identity or equality.
@@ -7,6 +7,7 @@ Only the standard library is needed, so a training box can verify what it was ha
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,32 @@ def artifact_identity(
     return identity_of(
         {"asset": asset, "unit": unit, "inputs": dict(inputs), "parameters": dict(parameters), "version": version}
     )
+
+
+def hash_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of every file below a folder, for its manifest."""
+    return {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def seal_folder(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a finished folder and force all of it to the disk."""
+    text = json.dumps(manifest.to_json(), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    (folder / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
+    for path in (*sorted(folder.rglob("*")), folder):
+        sync_path(path)
+
+
+def sync_path(path: Path) -> None:
+    """Force a file's bytes, or a folder's names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def load_manifest(artifact: Path) -> Manifest:
