@@ -3,6 +3,9 @@
 run [--without-training] [--json FILE]   materialize, print the table; exit status 1 with the reason last
 instance                                 prepare Dagster's home below CORPUSMILL_HOME and print its path
 find [TEXT | --file FILE | -]            is this text in the corpus? exit status 0 when found, 1 when not, 2 on an error
+export FORMAT [ARTIFACT] --output DIR    the latest token shards as another trainer reads them
+
+Output that cannot be written ends as in `training_io.command_line`.
 """
 
 import argparse
@@ -23,6 +26,8 @@ from pipeline_assets.recipe import STAGES, load_recipe
 from pipeline_assets.references import PipelineResource
 from resources.artifact_store import home_folder
 from resources.execution import PROCESS_TAG, close_dead_runs, open_instance, prepare_instance, process_lock
+from training_io.__main__ import add_export_options, run_export
+from training_io.command_line import complain, exit_status_of, say
 from training_io.errors import CorpusmillError, RecipeError, SourceError
 
 TRAINING_ASSET = "varlen_training_run"
@@ -48,6 +53,10 @@ class AssetLine:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    return exit_status_of(lambda: _command(arguments))
+
+
+def _command(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pipeline_assets", description="Materialize the asset graph.")
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run", help="materialize every asset with its checks and print one table")
@@ -55,20 +64,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     running.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON to a file as well")
     commands.add_parser("instance", help="prepare Dagster's home and print its path")
     _add_find(commands)
+    _add_export(commands)
     parsed = parser.parse_args(arguments)
     if parsed.command == "find":
         return _find(parsed)
     try:
+        if parsed.command == "export":
+            return _export(parsed)
         home = home_folder()
         instance_folder = prepare_instance(home)
         if parsed.command == "instance":
-            print(instance_folder)
+            say(str(instance_folder))
             return 0
         return _run(home, instance_folder, parsed.without_training, parsed.json)
     except CorpusmillError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        complain(f"{type(error).__name__}: {error}")
     except OSError as error:
-        print(f"{type(error).__name__}: {error}. Check CORPUSMILL_HOME, its disk and permissions.", file=sys.stderr)
+        complain(f"{type(error).__name__}: {error}. Check CORPUSMILL_HOME, its disk and permissions.")
     return 1
 
 
@@ -96,21 +108,20 @@ def _run(home: Path, instance_folder: Path, without_training: bool, output: Path
         warned = list(_unmet(result.all_events, dg.AssetCheckSeverity.WARN))
         check_seconds = _check_seconds(result.all_events)
     seconds = time.monotonic() - started
-    print(_table([line for line in lines if line.folder is not None or line.failed]))
-    print(f"\n{seconds:.1f} s, of which {check_seconds:.1f} s in the checks: {_counted(result)}.")
-    if warned:
-        print("\nWarned:\n" + "\n".join(warned))
-    print(f"\nArtifacts: {home}")
-    for line in lines:
-        if line.folder is not None:
-            print(f"  {line.asset:<20} {line.folder}")
-    print("Open the UI with `make ui`.")
-    if output is not None:
+    if output is not None:  # before what is printed, which may have lost its reader
         report = {"seconds": seconds, "success": result.success, "assets": [asdict(line) for line in lines]}
         output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    say(_table([line for line in lines if line.folder is not None or line.failed]))
+    say(f"\n{seconds:.1f} s, of which {check_seconds:.1f} s in the checks: {_counted(result)}.")
+    if warned:
+        say("\nWarned:\n" + "\n".join(warned))
+    say(f"\nArtifacts: {home}")
+    for line in lines:
+        if line.folder is not None:
+            say(f"  {line.asset:<20} {line.folder}")
+    say("Open the UI with `make ui`.")
     if not result.success:
-        sys.stdout.flush()  # the reason comes last, also where both streams go to one file
-        print("\nFailed:\n" + "\n".join(reasons), file=sys.stderr)
+        complain("\nFailed:\n" + "\n".join(reasons))
     return 0 if result.success else 1
 
 
@@ -133,24 +144,26 @@ def _number_of_matches(value: str) -> int:
 
 
 def _find(parsed: argparse.Namespace) -> int:
-    from pipeline_assets.answers import answer_lines
-    from pipeline_assets.lookup import look_up
     from pipeline_assets.transforms.lookup import printable
-    from resources.redis_index import redis_address
 
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
+        from pipeline_assets.answers import answer_lines
+        from pipeline_assets.lookup import look_up
+        from resources.redis_index import redis_address
+
         pipeline = PipelineResource().open()
         answers = look_up(pipeline, _given_texts(parsed), redis_address(parsed.redis))
         answer = next((answer for answer in answers if answer.is_identical), answers[0])
-        print(answer.to_json(parsed.limit) if parsed.json else "\n".join(answer_lines(answer, parsed.limit)))
-        sys.stdout.flush()
+        text = answer.to_json(parsed.limit) if parsed.json else "\n".join(answer_lines(answer, parsed.limit))
     except (CorpusmillError, OSError) as error:
-        print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        complain(printable(f"{type(error).__name__}: {error}"))
         return 2
     except Exception:  # noqa: BLE001 - Python's own exit status, 1, would say that nothing was found
-        traceback.print_exc()
+        complain("\n".join(map(printable, traceback.format_exc().splitlines())))
         return 2
+    if answer.note:
+        complain(printable(f"Note: {answer.note}"))
+    say(text)
     return 0 if answer.matches else 1
 
 
@@ -158,6 +171,8 @@ def _given_texts(parsed: argparse.Namespace) -> list[str]:
     """The text; one from a file also without its last line end, which editors and `echo` add."""
     if parsed.file is None and parsed.text != "-":
         return [parsed.text]
+    if parsed.file is None and sys.stdin is None:
+        raise SourceError("standard input: expected the text there, found it closed. Give a text or a --file.")
     content = sys.stdin.buffer.read() if parsed.file is None else parsed.file.read_bytes()
     try:
         text = content.decode("utf-8")
@@ -166,6 +181,22 @@ def _given_texts(parsed: argparse.Namespace) -> list[str]:
             f"{parsed.file or 'standard input'}: expected UTF-8 text, found {error}. Convert it first."
         ) from error
     return list(dict.fromkeys([text, text.removesuffix("\n").removesuffix("\r")]))
+
+
+def _add_export(commands: Any) -> None:
+    exporting = commands.add_parser("export", help="write the latest token shards as another trainer reads them")
+    add_export_options(exporting)
+    exporting.add_argument(
+        "artifact", type=Path, nargs="?", metavar="ARTIFACT", help="other token shards, or a package (default: latest)"
+    )
+    exporting.add_argument("--json", action="store_true", help="print the manifest as JSON")
+
+
+def _export(parsed: argparse.Namespace) -> int:
+    if parsed.artifact is None:
+        pipeline = PipelineResource().open()
+        parsed.artifact, _ = pipeline.store.open(pipeline.resolve("token_shards"))
+    return run_export(parsed)
 
 
 def _lines(events: Sequence[dg.DagsterEvent], assets: Sequence[str]) -> list[AssetLine]:

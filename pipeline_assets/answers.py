@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from pipeline_assets.transforms.lookup import printable
+from pipeline_assets.transforms.lookup import excerpt, printable
 
 LIKELY = 0.8  # the Jaccard similarity at which an answer states its chance of finding
 
@@ -23,7 +23,8 @@ class Match:
     doc_id: str
     kept: bool
     reason: str
-    kept_doc_id: str
+    kept_doc_id: str | None  # the document that is used in its place; none where reference sets exclude it
+    excluded_by: list[str]
     pool: str
     url: str | None
     dump: str | None
@@ -41,6 +42,7 @@ class Answer:
     is_wordless: bool
     num_documents: int  # rows of the whole corpus
     chance: float  # of finding a text whose similarity is LIKELY
+    note: str  # why this is not the newest corpus; empty where it is
     matches: tuple[Match, ...]
 
     @property
@@ -76,7 +78,16 @@ def _match_lines(match: Match) -> Iterator[str]:
     likeness = "identical" if match.is_identical else f"Jaccard {match.jaccard:.3f}"
     evidence = f"estimated {match.estimated_jaccard:.3f}, {match.shared_bands:,} bands shared"
     yield f"{likeness} ({evidence})  {match.doc_id}"
-    yield f"  {'kept' if match.kept else f'removed: {match.reason}, kept is {match.kept_doc_id}'}"
-    where = [match.url, match.dump, f"{match.file} row group {match.row_group:,} row {match.row:,}"]
-    yield "  " + "  ".join(printable(part) for part in (match.pool, *where) if part)
+    yield f"  {_decision(match)}"
+    from_the_web = [excerpt(part) for part in (match.url, match.dump) if part]
+    where = [match.pool, *from_the_web, f"{match.file} row group {match.row_group:,} row {match.row:,}"]
+    yield "  " + "  ".join(printable(part) for part in where)
     yield f"  {printable(match.excerpt)}"
+
+
+def _decision(match: Match) -> str:
+    if match.kept:
+        return "kept"
+    if match.excluded_by:
+        return f"removed: its cluster matches the reference sets that exclude, {', '.join(match.excluded_by)}"
+    return f"removed: {match.reason}, kept is {match.kept_doc_id}"

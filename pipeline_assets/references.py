@@ -6,6 +6,7 @@ was built with the same values of every parameter that matters to it, else a ref
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,14 @@ class Pipeline:
             f"{asset}: expected an artifact built with recipe {self.recipe.name!r} in {self.store.root}, found none."
             f" Materialize {asset} first."
         )
+
+    def recorded(self, asset: str) -> Iterator[ArtifactRef]:
+        """What runs have recorded for `asset` with this recipe's parameters, the latest record first."""
+        wanted = parameters_that_matter(self.recipe, asset)
+        paths = self._folder(asset).glob("*.json")
+        for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+            if (entry := _read_entry(path)) is not None and entry[1] == wanted:
+                yield entry[0]
 
     def is_made_in(self, run_id: str, asset: str) -> bool:
         """Whether this very run built the asset's artifact, or verified it by its hashes and reused it."""

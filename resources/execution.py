@@ -138,11 +138,19 @@ def _is_released(path: Path) -> bool:
 @dg.logger(config_schema={}, description="Our own progress messages, one short line each.")
 def progress_logger(context: dg.InitLoggerContext) -> logging.Logger:
     """Messages that stages write, without Dagster's own events."""
-    handler = logging.StreamHandler(sys.stdout)
+    handler = _Progress(sys.stdout)
     handler.setFormatter(_ShortLines())
     logger = logging.Logger("corpusmill", level=logging.INFO)
     logger.addHandler(handler)
     return logger
+
+
+class _Progress(logging.StreamHandler):  # type: ignore[type-arg]
+    """Lines that nobody can read any more are let go: how the command ends tells it, once."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class _ShortLines(logging.Formatter):

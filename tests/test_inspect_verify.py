@@ -133,6 +133,14 @@ def test_inspect_prints_lines_and_writes_json(artifacts, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == json.loads(output.read_text())
 
 
+def test_a_report_that_cannot_be_written_is_one_line(artifacts, tmp_path, capsys):
+    assert main(["inspect", str(artifacts[1]), "--output", str(tmp_path / "missing" / "report.json")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("FileNotFoundError: ")
+
+
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
 def test_a_recipe_is_compared(artifacts, tmp_path, suffix):
     recipe = tmp_path / f"recipe.{suffix}"

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import naive_lookup
@@ -18,6 +19,7 @@ from small_corpus import Built, doc_id, sentences
 
 from pipeline_assets import signatures as signing
 from pipeline_assets.__main__ import main
+from pipeline_assets.answers import Answer
 from pipeline_assets.lookup import Lookup, find_texts, look_up, memory_index, open_lookup, refuse_other_parameters
 from pipeline_assets.recipe import load_recipe
 from pipeline_assets.references import Pipeline
@@ -27,6 +29,7 @@ from pipeline_assets.transforms.lookup import (
     empty_index,
     excerpt,
     insert_documents,
+    lost_buckets,
     minhash_of,
     printable,
     rows_of_doc_ids,
@@ -36,7 +39,14 @@ from pipeline_assets.transforms.lsh import band_keys
 from pipeline_assets.transforms.minhash import MinHashParams, sign_documents
 from pipeline_assets.transforms.shingles import shingle_hashes
 from resources.artifact_store import ArtifactStore
-from resources.redis_index import PASSWORD_VARIABLE, REDIS_VARIABLE, RedisAddress, redis_address, storage_config
+from resources.redis_index import (
+    PASSWORD_VARIABLE,
+    REDIS_VARIABLE,
+    IndexDamaged,
+    RedisAddress,
+    redis_address,
+    storage_config,
+)
 from resources.tables import read_rows, read_table, write_table
 from training_io.errors import FormatError, RecipeError, SourceError, StateMismatch
 
@@ -134,6 +144,13 @@ def test_a_document_inserted_twice_is_one() -> None:
     insert_documents(index, np.zeros((2, 32), np.uint8), signatures, SMALL, str)
     assert len(index.keys) == 1
     assert candidates_of(index, signatures[0], SMALL) == ["00" * 32]
+
+
+def test_an_index_that_lost_nothing_has_lost_no_bucket() -> None:
+    index = empty_index(SMALL)
+    signatures = np.array([[1, 2, 3, 4], [9, 9, 3, 4], WITHOUT_WORDS], np.uint32)
+    insert_documents(index, np.zeros((3, 32), np.uint8), signatures[:1], SMALL, str)
+    assert [lost_buckets(index, signature, SMALL) for signature in signatures] == [[], [], []]
 
 
 def test_one_band_is_refused_by_the_index_alone() -> None:
@@ -318,14 +335,75 @@ def test_an_index_of_other_bands_is_refused(lookup: Lookup) -> None:
         find_texts(lookup, ["a"], empty_index(SMALL))
 
 
-def test_clusters_of_other_rows_are_refused(clean: Built, tmp_path: Path) -> None:
-    copy = small_corpus.copy_home(clean, tmp_path / "home")
-    folder = small_corpus.write_corpus(tmp_path / "changed")
+ASKED = [*small_corpus.PLANTED["beta"], ANOTHER_ENDING, UNKNOWN]
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Built:
+    """A home up to the clusters whose source has a new row since, which nothing has read yet."""
+    folder = small_corpus.write_corpus(tmp_path)
+    built = small_corpus.build(small_corpus.write_recipe(folder), folder / "home", upto="lsh_clusters")
+    for path in (built.home / "_references").glob("*/run-built.json"):
+        path.rename(path.with_name("run-first.json"))  # what is built next is another run
     small_corpus.write_rows(folder / "alpha" / "a_009.parquet", [{"text": UNKNOWN}])
-    recipe = small_corpus.write_recipe(folder)
-    small_corpus.build(recipe, copy.home, upto="raw_row_groups")
-    with pytest.raises(StateMismatch, match="lsh_clusters: expected to be made from the latest raw_row_groups"):
-        open_lookup(pipeline_of(copy))
+    return built
+
+
+def as_before(answers: list[Answer], expected: list[Answer]) -> bool:
+    return [replace(answer, note="") for answer in answers] == expected
+
+
+@pytest.mark.parametrize("upto", ["raw_row_groups", "reference_sets", "minhash_signatures"])
+def test_the_last_clusters_answer_until_there_are_new_ones(
+    changed: Built, find, upto: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = look_up(pipeline_of(changed), ASKED)
+    assert {answer.note for answer in expected} == {""}
+    small_corpus.build(changed.recipe, changed.home, upto=upto)
+    answers = look_up(pipeline_of(changed), ASKED)
+    assert as_before(answers, expected)
+    assert not answers[-1].matches
+    assert all(answer.note.startswith("raw_row_groups") for answer in answers)
+    use(changed, monkeypatch)
+    status, out, err = find(UNKNOWN)
+    assert (status, err.count("\n")) == (1, 1)
+    assert err == f"Note: {answers[0].note}\n"
+    status, out, err = find("--json", UNKNOWN)
+    assert (status, json.loads(out)["note"]) == (1, answers[0].note)
+    small_corpus.build(changed.recipe, changed.home, upto="lsh_clusters")
+    (answer,) = look_up(pipeline_of(changed), [UNKNOWN])
+    assert (answer.is_identical, answer.note) == (True, "")
+
+
+def test_a_run_that_failed_after_it_read_new_rows_changes_no_answer(changed: Built) -> None:
+    expected = look_up(pipeline_of(changed), ASKED)
+    (changed.recipe.parent / "held_out.txt").unlink()
+    result = small_corpus.materialize(changed.recipe, changed.home, "raw_row_groups", "reference_sets")
+    assert list(small_corpus.failures(result)) == ["reference_sets"]
+    answers = look_up(pipeline_of(changed), ASKED)
+    assert as_before(answers, expected)
+    assert answers[0].note.startswith("raw_row_groups changed after lsh_clusters")
+
+
+def test_clusters_that_are_held_back_leave_the_answer_to_those_before_them(changed: Built) -> None:
+    expected = look_up(pipeline_of(changed), ASKED)
+    small_corpus.build(changed.recipe, changed.home, upto="lsh_clusters")
+    pipeline = pipeline_of(changed)
+    pipeline.store.quarantine(pipeline.resolve("lsh_clusters"), "a_law", "it was broken")
+    answers = look_up(pipeline, ASKED)
+    assert as_before(answers, expected)
+    assert "it was broken" in answers[0].note
+    assert "earlier clusters answer. raw_row_groups, " in answers[0].note
+    pipeline.store.lift(pipeline.resolve("lsh_clusters"), "a_law")
+    (answer,) = look_up(pipeline, [UNKNOWN])
+    assert (answer.is_identical, answer.note) == (True, "")
+
+
+def test_clusters_whose_rows_nobody_recorded_are_refused(changed: Built) -> None:
+    small_corpus.build(changed.recipe, changed.home, upto="raw_row_groups")
+    (changed.home / "_references" / "raw_row_groups" / "run-first.json").unlink()
+    with pytest.raises(StateMismatch, match=r"lsh_clusters: expected the raw_row_groups .* found no record of them"):
+        open_lookup(pipeline_of(changed))
 
 
 def test_a_corpus_that_a_check_holds_back_is_refused(clean: Built, tmp_path: Path) -> None:
@@ -333,6 +411,17 @@ def test_a_corpus_that_a_check_holds_back_is_refused(clean: Built, tmp_path: Pat
     copy.stage.store.quarantine(copy.refs["lsh_clusters"], "a_law", "it was broken")
     with pytest.raises(FormatError, match="it was broken"):
         look_up(pipeline_of(copy), ["a"])
+
+
+@pytest.mark.parametrize("members", [["zz" * 32], ["ab"], [""], ["ab" * 32], [doc_id(small_corpus.UNIQUE).hex()]])
+def test_an_index_that_holds_what_is_not_near_is_refused(lookup: Lookup, members: list[str]) -> None:
+    index = memory_index(lookup)
+    signature = sign_documents(pa.array([ANOTHER_ENDING]), lookup.params)[0][0]
+    for member in members:
+        index.insert(member, minhash_of(signature, lookup.params), check_duplication=False)
+    with pytest.raises(IndexDamaged, match=r"expected .*, found .*"):
+        find_texts(lookup, [ANOTHER_ENDING], index)
+    assert not find_texts(lookup, [UNKNOWN], index)[0].matches
 
 
 def test_text_that_is_not_unicode_is_refused(lookup: Lookup) -> None:
@@ -357,7 +446,22 @@ def test_an_address_is_read(given_value: str, host: str, port: int, monkeypatch:
     assert redis_address("other:1") == RedisAddress(host="other", port=1)
 
 
-@pytest.mark.parametrize("wrong", ["localhost", "localhost:", ":6379", "a:0", "a:65536", "a:1x", "redis://a:1", "a:²"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "localhost",
+        "localhost:",
+        ":6379",
+        "a:0",
+        "a:65536",
+        "a:1x",
+        "redis://a:1",
+        "a:²",
+        "a..b:1",
+        f"{'a' * 64}:1",
+        "\udcff:1",
+    ],
+)
 def test_a_wrong_address_is_refused_and_shown(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecipeError, match="--redis: expected HOST:PORT") as caught:
         redis_address(wrong)
@@ -422,18 +526,112 @@ def test_the_status_says_whether_it_was_found(find, clean: Built, tmp_path: Path
     monkeypatch.setenv("CORPUSMILL_HOME", str(tmp_path / "none"))
     status, out, err = find(UNKNOWN)
     assert (status, out) == (2, "")
-    assert "StateMismatch: raw_row_groups: expected an artifact" in err
+    assert "StateMismatch: lsh_clusters: expected an artifact" in err
     assert not (tmp_path / "none").exists()
 
 
-def test_damage_is_an_error_and_not_a_text_that_is_not_there(find, clean: Built, tmp_path: Path, monkeypatch) -> None:
+def flip_a_byte(path: Path) -> None:
+    """The smallest damage: the size stays, and the file can still be read."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def files_read(built: Built, text: str) -> dict[str, list[Path]]:
+    """The files that an answer about a text rests on, by what they hold; those of units that hold nothing of it too."""
+    store, refs = built.stage.store, built.refs
+    signed = [unit for unit in units_in(built.stage, refs["minhash_signatures"]) if "." not in unit.unit]
+    of_all = {
+        "units": [store.folder(refs[asset]) / "units.json" for asset in ("raw_row_groups", "minhash_signatures")],
+        **{
+            name: [store.folder(unit) / name for unit in signed]
+            for name in ("doc_id.npy", "band_keys.npy", "band_rows.npy")
+        },
+    }
+    if text == UNKNOWN:
+        return of_all
+    return {
+        **of_all,
+        "signatures.npy": [store.folder(unit) / "signatures.npy" for unit in signed],
+        "rows.parquet": [store.folder(unit) / "rows.parquet" for unit in units_in(built.stage, refs["raw_row_groups"])],
+        "clusters": sorted((store.folder(refs["lsh_clusters"]) / "clusters").rglob("*.parquet")),
+    }
+
+
+@pytest.mark.parametrize("damage", [flip_a_byte, empty, cut_in_half, Path.unlink])
+@pytest.mark.parametrize("text", [UNKNOWN, ANOTHER_ENDING, small_corpus.CROSS_POOL])
+def test_damage_is_an_error_and_not_a_text_that_is_not_there(
+    find, clean: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, damage
+) -> None:
     copy = small_corpus.copy_home(clean, tmp_path / "home")
-    for unit in units_in(copy.stage, copy.refs["minhash_signatures"]):
-        (copy.stage.store.folder(unit) / "band_keys.npy").write_bytes(b"")
     use(copy, monkeypatch)
-    status, out, err = find(UNKNOWN)
-    assert (status, out) == (2, "")
-    assert err
+    answer = find(text)
+    assert answer[0] == (1 if text == UNKNOWN else 0)
+    for paths in files_read(copy, text).values():
+        whole = {path: path.read_bytes() for path in paths}
+        for path in paths:
+            damage(path)
+        status, out, err = find(text)
+        assert (status, out, err.count("\n")) == (2, "", 1), paths
+        assert err.startswith("FormatError: ")
+        assert any(str(path) in err for path in paths)
+        assert "aterialize" in err
+        for path, content in whole.items():
+            path.write_bytes(content)
+    assert find(text) == answer
+
+
+@pytest.mark.parametrize("text", [UNKNOWN, ANOTHER_ENDING])
+def test_whichever_file_is_damaged_the_answer_is_right_or_refused(
+    find, clean: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    copy = small_corpus.copy_home(clean, tmp_path / "home")
+    use(copy, monkeypatch)
+    answer = find(text)
+    refused = []
+    for asset in ("raw_row_groups", "minhash_signatures", "lsh_clusters"):
+        for path in sorted((copy.home / asset).rglob("*")):
+            if path.is_file() and path.name not in ("run.json", "manifest.json"):
+                whole = path.read_bytes()
+                flip_a_byte(path)
+                found = find(text)
+                assert found == answer or found[:2] == (2, ""), path
+                refused += [path.name] if found != answer else []
+                path.write_bytes(whole)
+    assert {"units.json", "doc_id.npy", "band_keys.npy", "band_rows.npy"} <= set(refused)
+    assert ("signatures.npy" in refused) == ("rows.parquet" in refused) == (text != UNKNOWN)
+
+
+@pytest.mark.parametrize("asset", ["raw_row_groups", "minhash_signatures"])
+def test_a_list_of_units_that_was_edited_is_damage(clean: Built, tmp_path: Path, asset: str) -> None:
+    copy = small_corpus.copy_home(clean, tmp_path / "home")
+    path = copy.folder(asset) / "units.json"
+    units = json.loads(path.read_text())
+    units[0]["counts"]["documents"] += 1
+    path.write_text(json.dumps(units))
+    with pytest.raises(FormatError, match=r"units\.json: expected .*, found .* materialize"):
+        open_lookup(pipeline_of(copy))
+
+
+def test_no_index_is_built_of_damaged_signatures(clean: Built, tmp_path: Path) -> None:
+    copy = small_corpus.copy_home(clean, tmp_path / "home")
+    lookup = open_lookup(pipeline_of(copy))
+    flip_a_byte(lookup.stage.store.folder(lookup.signed[-1]) / "signatures.npy")
+    with pytest.raises(FormatError, match=r"signatures\.npy: expected SHA-256"):
+        memory_index(lookup)
+
+
+def test_an_artifact_without_a_file_that_is_needed_is_of_another_version(lookup: Lookup) -> None:
+    with pytest.raises(FormatError, match=r"expected a file another\.npy, found .* another version"):
+        lookup.array(0, "another.npy")
 
 
 def test_json_holds_what_is_known(find) -> None:
@@ -445,6 +643,30 @@ def test_json_holds_what_is_known(find) -> None:
     assert answer["matches"][0]["pool"] == "alpha"
     status, out, _ = find("--json", UNKNOWN)
     assert (status, json.loads(out)["matches"]) == (1, [])
+
+
+def test_what_reference_sets_exclude_says_so_and_names_nothing_as_kept(tmp_path: Path, find, monkeypatch) -> None:
+    folder = small_corpus.write_corpus(tmp_path)
+    references = [
+        {"name": "sample", "kind": "tokenizer_sample", "documents_per_pool": 12},
+        {"name": "benchmark", "kind": "file", "path": "held_out.txt", "action": "exclude"},
+        {"name": "also", "kind": "file", "path": "held_out.txt", "action": "train_only"},
+    ]
+    recipe = small_corpus.write_recipe(folder, {"references": references})
+    built = small_corpus.build(recipe, folder / "home", upto="lsh_clusters")
+    use(built, monkeypatch)
+    status, out, _ = find("--json", small_corpus.HELD_OUT)
+    matches = json.loads(out)["matches"]
+    assert status == 0
+    assert [(match["kept"], match["reason"], match["kept_doc_id"], match["excluded_by"]) for match in matches] == [
+        (False, "reference", None, ["benchmark"])
+    ]
+    _, out, _ = find(small_corpus.HELD_OUT)
+    assert "\n  removed: its cluster matches the reference sets that exclude, benchmark\n" in out
+    assert "kept is" not in out
+    _, out, _ = find("--json", small_corpus.CROSS_POOL)
+    assert [match["excluded_by"] for match in json.loads(out)["matches"]] == [[], []]
+    assert all(match["kept_doc_id"] for match in json.loads(out)["matches"])
 
 
 def test_a_limit_says_what_it_leaves_out(find) -> None:
@@ -505,6 +727,21 @@ def test_no_text_of_the_corpus_reaches_a_terminal_raw(find, hostile: Built, monk
     assert all(" " <= character <= "~" or character == "\n" for character in out)
     (match,) = json.loads(out)["matches"]
     assert (match["url"], match["excerpt"]) == (HOSTILE_URL, excerpt(HOSTILE))
+
+
+def test_no_string_of_the_web_fills_the_terminal(find, tmp_path: Path, monkeypatch) -> None:
+    folder = small_corpus.write_corpus(tmp_path)
+    url, dump = "https://example/" + "a" * 100_000, " \n d" * 100_000
+    small_corpus.write_rows(folder / "beta" / "b_001.parquet", [{"text": UNKNOWN * 1_000, "url": url, "dump": dump}])
+    use(small_corpus.build(small_corpus.write_recipe(folder), folder / "home", upto="lsh_clusters"), monkeypatch)
+    (path := tmp_path / "text.txt").write_text(UNKNOWN * 1_000, encoding="utf-8")
+    status, out, _ = find("--file", str(path))
+    assert status == 0
+    assert max(map(len, out.splitlines())) < 1_000
+    assert f"  {excerpt(url)}  {excerpt(dump)}  b_001.parquet row group 0 row 0\n" in out
+    _, out, _ = find("--json", "--file", str(path))
+    (match,) = json.loads(out)["matches"]
+    assert (match["url"], match["dump"]) == (url, dump)
 
 
 def test_a_terminal_that_knows_ascii_alone_gets_an_answer(clean: Built, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Look at an artifact from the command line: `python -m training_io inspect` and `verify`.
+"""Work with an artifact from the command line: `python -m training_io inspect`, `verify` and `export`.
 
-Needs numpy alone. Results go to stdout; an error is one line on stderr with exit status 1, and verify exits with 1
-when a law is violated.
+Needs numpy alone (`export datasets` needs pyarrow). Results go to stdout; an error is one line on stderr with exit
+status 1, and verify exits with 1 when a law is violated. Output that cannot be written ends as in
+`training_io.command_line`.
 """
 
 import argparse
@@ -11,24 +12,33 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from training_io.command_line import complain, exit_status_of, say
 from training_io.errors import CorpusmillError
+from training_io.exports import FORMATS, export_shards
 from training_io.inspection import inspect
 from training_io.verification import verify
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    return exit_status_of(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parsed = _parser().parse_args(arguments)
     try:
         status: int = parsed.run(parsed)
     except CorpusmillError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        complain(f"{type(error).__name__}: {error}")
+        return 1
+    except OSError as error:
+        complain(f"{type(error).__name__}: {error}. Check the folders, their disk and permissions.")
         return 1
     return status
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m training_io", description="Inspect and verify artifacts.")
+    parser = argparse.ArgumentParser(prog="python -m training_io", description="Inspect, verify and export artifacts.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     inspecting = commands.add_parser("inspect", help="counts, length quantiles, packs, segments, tokens, utilisation")
     inspecting.add_argument(
@@ -38,10 +48,35 @@ def _parser() -> argparse.ArgumentParser:
     inspecting.set_defaults(run=_inspect)
     verifying = commands.add_parser("verify", help="every hash, size and law; status 1 when one is violated")
     verifying.set_defaults(run=_verify)
-    for command in (inspecting, verifying):
+    exporting = commands.add_parser("export", help="write token shards as another trainer reads them")
+    add_export_options(exporting)
+    exporting.set_defaults(run=run_export)
+    for command in (inspecting, verifying, exporting):
         command.add_argument("artifact", type=Path, metavar="ARTIFACT", help="artifact, split or package folder")
         command.add_argument("--json", action="store_true", help="machine-readable output")
     return parser
+
+
+def add_export_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `export`, here and in `python -m pipeline_assets`, which finds the artifact itself."""
+    parser.add_argument("format", choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a folder that is not there yet")
+    parser.add_argument(
+        "--split", nargs="+", action="extend", default=[], metavar="NAME", help="which splits (default: all)"
+    )
+
+
+def run_export(parsed: argparse.Namespace) -> int:
+    """Export `parsed.artifact` and say what is where."""
+    manifest = export_shards(parsed.artifact, parsed.format, parsed.output, parsed.split)
+    if parsed.json:
+        say(json.dumps(manifest.to_json(), indent=1))
+        return 0
+    for name, counts in manifest.counts["splits"].items():
+        say(f"{name}: {counts['documents']:,} documents, {counts['tokens']:,} tokens")
+    num_bytes = sum(int(entry["bytes"]) for entry in manifest.files.values())
+    say(f"{parsed.format}: {len(manifest.files):,} files, {num_bytes:,} bytes in {parsed.output}")
+    return 0
 
 
 def _inspect(parsed: argparse.Namespace) -> int:
@@ -49,17 +84,17 @@ def _inspect(parsed: argparse.Namespace) -> int:
     text = json.dumps(report, indent=1)
     if parsed.output is not None:
         parsed.output.write_text(text + "\n", encoding="utf-8")
-    print(text if parsed.json else "\n".join(_lines(report, "")))
+    say(text if parsed.json else "\n".join(_lines(report, "")))
     return 0
 
 
 def _verify(parsed: argparse.Namespace) -> int:
     verification = verify(parsed.artifact)
     if parsed.json:
-        print(json.dumps({"verified": verification.verified, "violations": verification.violations}, indent=1))
+        say(json.dumps({"verified": verification.verified, "violations": verification.violations}, indent=1))
     else:
         lines = verification.violations or verification.verified
-        print("\n".join(lines))
+        say("\n".join(lines))
     return 1 if verification.violations else 0
 
 

@@ -110,11 +110,27 @@ def insert_documents(
 
 
 def candidates_of(index: "MinHashLSH", signature: U32, params: MinHashParams) -> list[str]:
-    """Hex doc_ids of the documents in an index that share a band with a signature, uint32[num_perm], sorted."""
+    """Hex doc_ids of the documents in an index that share a band with a signature, uint32[num_perm], sorted.
+
+    What a damaged index holds instead comes as it is, spelled in ASCII.
+    """
     if is_wordless(signature[np.newaxis]).any():
         return []
     keys = index.query(minhash_of(signature, params))
-    return sorted(key.decode() if isinstance(key, bytes) else key for key in keys)
+    return sorted(key.decode("ascii", "backslashreplace") if isinstance(key, bytes) else key for key in keys)
+
+
+def lost_buckets(index: "MinHashLSH", signature: U32, params: MinHashParams) -> list[bytes]:
+    """Keys of a signature's buckets, uint32[num_perm], that an index lists and that hold nothing.
+
+    To be asked after `candidates_of`: the library takes a bucket that a server lost for one that never was.
+    """
+    if is_wordless(signature[np.newaxis]).any():
+        return []
+    values = minhash_of(signature, params).hashvalues
+    buckets = [index._H(values[start:end]) for start, end in index.hashranges]
+    tables = zip(index.hashtables, buckets, strict=True)
+    return [table.redis_key(bucket) for table, bucket in tables if table.has_key(bucket) and not table.get(bucket)]
 
 
 def excerpt(text: str, max_characters: int = 160) -> str:
