@@ -15,11 +15,11 @@ import numpy as np
 from pipeline_assets.report import asset_metadata
 from pipeline_assets.source import pool_names
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized, units_in
-from pipeline_assets.tokens import TOKENIZER_NAME, open_tokenizer
+from pipeline_assets.tokenizer import open_tokenizer
 from resources.artifact_store import ArtifactRef, link_or_copy
 from resources.tables import write_json
 from training_io.document_index import read_index
-from training_io.handoff import PACKAGE_FORMAT, PACKAGE_NAME
+from training_io.handoff import PACKAGE_FORMAT, PACKAGE_NAME, TOKENIZER_NAME
 from training_io.plan import load_plan, splits_of
 from training_io.sampler import Sampler
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_PICTURE_BYTES = 50_000
 MAX_CELL_CHARACTERS = 160
 INK = "#5f6b7a"  # readable on light and dark pages
-COLOURS = ("#2a7de1", "#e07b39", "#3aa676", "#b0559e")
+COLOURS = ("#2a7de1", "#e07b39", "#3aa676", "#b0559e", "#c9a227", "#2aa8b8", "#8a6d5a", "#7d7fd6")
 
 
 def asset_metadata(stage: Stage, ref: ArtifactRef, parts: Sequence[ArtifactRef] = ()) -> dict[str, Any]:
@@ -153,8 +153,28 @@ def bar_picture(title: str, x_label: str, names: Sequence[str], values: Sequence
     return png_of(figure)
 
 
+def grouped_bar_picture(
+    title: str, x_label: str, groups: Sequence[str], series: Mapping[str, Sequence[float]]
+) -> bytes:
+    """PNG of horizontal bars, one a name of the series in each group; taller the more bars there are."""
+    figure = new_figure(title, x_label, "")
+    axes, height = figure.axes[0], 0.8 / len(series)
+    figure.set_figheight(max(3.4, 1.2 + 0.17 * (len(series) + 1) * len(groups) + 0.1 * len(series)))
+    for number, (colour, (name, values)) in enumerate(zip(COLOURS, series.items(), strict=False)):
+        places = [group - 0.4 + (number + 0.5) * height for group in range(len(groups))]
+        bars = axes.barh(places, values, height=0.9 * height, color=colour, label=name)
+        axes.bar_label(bars, labels=[f"{value:,.3g}" for value in values], color=INK, padding=3, fontsize=7)
+    axes.set_yticks(range(len(groups)), labels=list(groups), color=INK, fontsize=8)
+    axes.invert_yaxis()
+    _in_ink(figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8))
+    return png_of(figure)
+
+
 def _legend(axes: Any) -> None:
-    legend = axes.legend(frameon=False, fontsize=8)
+    _in_ink(axes.legend(frameon=False, fontsize=8))
+
+
+def _in_ink(legend: Any) -> None:
     for text in legend.get_texts():
         text.set_color(INK)
 

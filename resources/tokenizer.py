@@ -17,11 +17,14 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from resources.hub import Hub, read_hub_file
 from training_io.errors import FormatError, RecipeError, SourceError
 from training_io.hashing import canonical_json
 
 DEFAULT_EOS = "<|endoftext|>"
 NUM_BYTES = 256
+FILE_NAME = "tokenizer.json"
+MAX_FILE_BYTES = 1 << 28  # the largest in use are some 35 MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,7 @@ def load_tokenizer(path: str | Path, eos: str = DEFAULT_EOS) -> Tokenizer:
     literal EOS text would become a real EOS.
     """
     path = Path(path)
-    library = _parse(_read(path), path)
+    library = _parse(_read(path), str(path))
     library.no_truncation()
     library.no_padding()
     library.encode_special_tokens = True
@@ -91,12 +94,28 @@ def load_tokenizer(path: str | Path, eos: str = DEFAULT_EOS) -> Tokenizer:
     )
 
 
+def fetch_tokenizer(hub: Hub, repository: str, revision: str) -> bytes:
+    """A model repository's tokenizer.json at a commit.
+
+    SourceError where the Hub does not give it, FormatError for what is no tokenizer, such as a proxy's page.
+    """
+    content = read_hub_file(hub, repository=repository, revision=revision, name=FILE_NAME, max_bytes=MAX_FILE_BYTES)
+    _parse(content, f"{FILE_NAME} of {repository} at {revision[:12]}, from {hub.endpoint}")
+    return content
+
+
 def train_tokenizer(texts: Iterable[str], vocab_size: int, eos: str = DEFAULT_EOS) -> bytes:
     """A byte-level BPE trained on texts, as the bytes of its tokenizer.json; the EOS has id 0.
 
     The same texts in the same order give the same bytes. A small sample gives fewer ids than asked. RecipeError for a
-    vocabulary too small for the EOS and the 256 bytes.
+    vocabulary too small for the EOS and the 256 bytes, SourceError where there is no text to learn from.
     """
+    texts = list(texts)
+    if not any(texts):
+        raise SourceError(
+            f"tokenizer: expected texts to train on, found none in {len(texts):,} of the sample."
+            " Mend the tokenizer's sample in the recipe."
+        )
     least = NUM_BYTES + 1
     if vocab_size < least:
         raise RecipeError(
@@ -126,11 +145,11 @@ def _read(path: Path) -> bytes:
         raise FormatError(f"{path}: expected gzip data, found {error}. Fetch the file again.") from error
 
 
-def _parse(content: bytes, path: Path) -> tokenizers.Tokenizer:
+def _parse(content: bytes, where: str) -> tokenizers.Tokenizer:
     try:  # the library raises bare Exception, whatever is wrong with a file
         return tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:
-        raise FormatError(f"{path}: expected a tokenizer.json, found {error}. Fetch the file again.") from error
+        raise FormatError(f"{where}: expected a tokenizer.json, found {error}. Fetch the file again.") from error
 
 
 def _fingerprint(library: tokenizers.Tokenizer) -> str:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_corpus
+from loopback import answer, serving
 
+from resources.artifact_store import ArtifactRef
 from resources.tokenizer import load_tokenizer, train_tokenizer
 from training_io.errors import FormatError, RecipeError, SourceError
 
@@ -79,6 +82,12 @@ def test_a_vocabulary_below_the_bytes_is_refused():
         train_tokenizer(TEXTS, 256)
 
 
+@pytest.mark.parametrize("texts", [[], ["", ""]])
+def test_training_on_no_text_is_refused(texts):
+    with pytest.raises(SourceError, match=r"expected texts to train on, found none in [02] of the sample"):
+        train_tokenizer(texts, 400)
+
+
 def test_saving_again_truncation_and_padding_do_not_change_the_fingerprint(path, tmp_path):
     tokenizer = load_tokenizer(path)
     again = tmp_path / "again.json"
@@ -136,6 +145,88 @@ def test_broken_gzip_and_missing_files_are_named(tmp_path, trained):
             load_tokenizer(path)
     with pytest.raises(SourceError, match=r"absent\.json.* found no file"):
         load_tokenizer(tmp_path / "absent.json")
+
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+HUB_PATH = f"/someone/model/resolve/{REVISION}/tokenizer.json"
+
+
+@pytest.fixture
+def from_hub(tmp_path, monkeypatch):
+    """A small recipe whose tokenizer is named by repository and commit, and the server that it is asked of."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    small_corpus.write_corpus(tmp_path)
+    given = {"kind": "file", "repository": "someone/model", "revision": REVISION, "eos": EOS}
+    candidates = [{"name": "the_same", **given}]
+    recipe = small_corpus.write_recipe(tmp_path, {"tokenizer": given, "tokenizer_report": {"candidates": candidates}})
+    with serving() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield recipe, server
+
+
+def hub_files(home):
+    return sorted((home / "hub_tokenizer").rglob("tokenizer.json"))
+
+
+def built(recipe, home) -> ArtifactRef:
+    return small_corpus.build(recipe, home, upto="tokenizer").refs["tokenizer"]
+
+
+def test_a_tokenizer_of_the_hub_is_fetched_once_and_then_needs_no_network(from_hub, trained, tmp_path, monkeypatch):
+    recipe, server = from_hub
+    server.answers[HUB_PATH] = [answer(200, trained)]
+    first = small_corpus.build(recipe, tmp_path / "home", upto="tokenizer_report")
+    assert server.asked == [(HUB_PATH, None)]
+    assert first.refs["tokenizer"].counts["eos_id"] == 0
+    (stored,) = hub_files(tmp_path / "home")
+    assert stored.read_bytes() == trained
+    manifest = json.loads((stored.parent / "manifest.json").read_bytes())
+    assert manifest["inputs"] == {"repository": "someone/model", "revision": REVISION}
+    assert manifest["files"]["tokenizer.json"]["sha256"] == hashlib.sha256(trained).hexdigest()
+
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    again = small_corpus.build(recipe, tmp_path / "home", upto="tokenizer_report")
+    assert {name: ref.outcome for name, ref in again.refs.items()} == dict.fromkeys(again.refs, "reused")
+    assert len(server.asked) == 1
+
+
+def test_a_damaged_copy_of_the_hubs_file_is_fetched_again(from_hub, trained, tmp_path):
+    recipe, server = from_hub
+    server.answers[HUB_PATH] = [answer(200, trained)]
+    first = built(recipe, tmp_path / "home")
+    (stored,) = hub_files(tmp_path / "home")
+    stored.write_bytes(trained[:-1])
+    assert built(recipe, tmp_path / "home").digest == first.digest
+    assert stored.read_bytes() == trained
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "page", [b"<html>Sign in to the network</html>", b"version https://git-lfs.github.com/spec/v1"]
+)
+def test_what_is_no_tokenizer_is_not_kept(from_hub, trained, tmp_path, page):
+    recipe, server = from_hub
+    server.answers[HUB_PATH] = [answer(200, page), answer(200, trained)]
+    with pytest.raises(
+        FormatError, match=r"tokenizer.json of someone/model at 0123456789ab, from http://127.0.0.1:\d+"
+    ):
+        built(recipe, tmp_path / "home")
+    assert hub_files(tmp_path / "home") == []
+    assert built(recipe, tmp_path / "home").outcome == "built"
+
+
+def test_a_local_copy_is_taken_instead_of_the_hubs(from_hub, path, tmp_path):
+    recipe, server = from_hub
+    given = {"kind": "file", "repository": "someone/model", "revision": REVISION, "path": str(path), "eos": EOS}
+    built(small_corpus.write_recipe(recipe.parent, {"tokenizer": given}), tmp_path / "home")
+    assert server.asked == []
+
+
+def test_a_commit_that_the_hub_has_not_is_said(from_hub, tmp_path):
+    recipe, server = from_hub
+    server.answers[HUB_PATH] = [answer(404, X_Error_Code="RevisionNotFound")]
+    with pytest.raises(SourceError, match=r"HTTP 404 Not Found \(RevisionNotFound\) in one try\. Mend the repository"):
+        built(recipe, tmp_path / "home")
 
 
 def test_gpt2():
