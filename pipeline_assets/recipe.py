@@ -22,11 +22,22 @@ BUILT_IN = ("sample", "fineweb-lab", "fineweb-edu", "mixture")
 DEFAULT_RECIPE = "sample"
 MAX_STEPS_PER_FAN_OUT = 128
 MAX_NAMES = 64  # pools, and reference sets: each is one bit of a 64-bit tag
+MAX_SIGNATURE = 4096  # values: 16 KiB a document
+MAX_STEP_TOKENS = 2**31 - 1  # of one flat batch, whose cu_seqlens are int32
+MAX_CANDIDATES = 7  # with the chosen tokenizer, as many as a picture has colours
+CHOSEN = "chosen"  # the recipe's tokenizer among the candidates
+SHOWN_CHARACTERS = 200  # of a wrong value
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0, lt=2**63)]  # manifests are JSON, whose readers hold integers in 64 bits
+NonNegative = Annotated[int, Field(ge=0, lt=2**63)]
+Length = Annotated[int, Field(ge=2, le=MAX_STEP_TOKENS)]
+BatchTokens = Annotated[int, Field(gt=0, le=MAX_STEP_TOKENS)]
+Width = Annotated[int, Field(gt=0, le=65_536)]  # two of them are the sides of one matrix: 16 GiB in float32
 Share = Annotated[float, Field(ge=0, lt=1)]
+Repository = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+MAX_FACTOR = 1e15  # the product of two factors is still a float32
 
 
 class Section(BaseModel):
@@ -81,7 +92,8 @@ class Reading(Section):
 
     stripes: Annotated[int, Field(ge=1, le=MAX_STEPS_PER_FAN_OUT)]
     stripes_read: Positive
-    unit_megabytes: Positive = 64
+    unit_megabytes: Annotated[int, Field(gt=0, le=2_000)] = 64  # held in memory whole, its doc_ids in one 2 GiB array
+    until: Literal["end", "budgets"] = "end"  # budgets: a unit at a time in source order, until splits.budgets are full
 
     @model_validator(mode="after")
     def _reads_no_more_than_there_is(self) -> "Reading":
@@ -114,7 +126,8 @@ class Overlap(Section):
 
     ngram: Annotated[int, Field(ge=1, le=64)] = 13  # words in a run
     min_words: Annotated[int, Field(ge=1, le=64)] = 8  # a text shorter than a run is one run of all its words from here
-    max_documents: Positive = 10  # a run in more documents is boilerplate and matches none
+    # A run in more texts is boilerplate and matches none; copies are one text. So many hits of each run are held.
+    max_documents: Annotated[int, Field(gt=0, lt=2**31)] = 10
 
     @model_validator(mode="after")
     def _short_texts_are_shorter_than_a_run(self) -> "Overlap":
@@ -124,9 +137,10 @@ class Overlap(Section):
 
 
 class ReferenceFile(Section):
-    """A reference set from a Parquet file (column `text`) or a text file (one text a line).
+    """A reference set from a file .parquet (column `text`), .jsonl (field `text`) or .txt (one text a line).
 
-    `universe_documents`: how many documents both the corpus and the set could have been drawn from.
+    The latter two may be compressed (.gz). `universe_documents`: how many documents both the corpus and the set could
+    have been drawn from.
     """
 
     name: Name
@@ -148,12 +162,22 @@ class Dedup(Section):
     num_bands: Annotated[int, Field(gt=0, le=1024)] = 14
     rows_per_band: Annotated[int, Field(gt=0, le=1024)] = 8
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
-    num_buckets: Positive = 1
+    num_buckets: Annotated[int, Field(gt=0, le=65_536)] = 1  # each is a folder, numbered in five digits
 
     @model_validator(mode="after")
     def _buckets_are_top_bits(self) -> "Dedup":
         if self.num_buckets & (self.num_buckets - 1):
             raise ValueError(f"expected num_buckets to be a power of two, found {self.num_buckets:,}")
+        return self
+
+    @model_validator(mode="after")
+    def _signatures_are_small(self) -> "Dedup":
+        values = self.num_bands * self.rows_per_band
+        if values > MAX_SIGNATURE:
+            raise ValueError(
+                f"expected num_bands × rows_per_band of at most {MAX_SIGNATURE:,}, the values of a signature, found"
+                f" {self.num_bands:,} × {self.rows_per_band:,} = {values:,}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -175,12 +199,15 @@ class Dedup(Section):
 
 
 class TokenizerFile(Section):
-    """A given tokenizer.json (or .json.gz) and the fingerprint that it must have."""
+    """A given tokenizer.json: a local file (or .json.gz), else the one of a Hub repository at a commit.
+
+    `fingerprint` is what it must have.
+    """
 
     kind: Literal["file"]
     path: str | None = None
-    repository: str | None = None
-    revision: str | None = None
+    repository: Repository | None = None
+    revision: Commit | None = None
     fingerprint: str | None = None
     eos: Annotated[str, Field(min_length=1)]
 
@@ -188,7 +215,19 @@ class TokenizerFile(Section):
     def _file_is_named(self) -> "TokenizerFile":
         if self.path is None and self.repository is None:
             raise ValueError("expected a path or a repository of the tokenizer; name one")
+        if (self.repository is None) != (self.revision is None):
+            raise ValueError(
+                "expected a repository and its revision, a commit of 40 hexadecimal digits, together, found"
+                f" repository={self.repository}, revision={self.revision}; add or remove one"
+            )
         return self
+
+
+class TokenizerCandidate(TokenizerFile):
+    """A further tokenizer to compare with the chosen one."""
+
+    kind: Literal["file"] = "file"
+    name: Name
 
 
 class TrainedTokenizer(Section):
@@ -196,7 +235,7 @@ class TrainedTokenizer(Section):
 
     kind: Literal["trained"]
     sample: Name
-    vocab_size: Annotated[int, Field(gt=256, le=10_000_000)]
+    vocab_size: Annotated[int, Field(gt=256, le=10_000_000)]  # the trainer makes room for all of them at once
     eos: Annotated[str, Field(min_length=1)]
 
 
@@ -240,6 +279,13 @@ class Splits(Section):
         has_test = getattr(self.assignment, "test_fraction", 0) or getattr(self.assignment, "test_tokens", 0)
         return ("train", "validation", "test") if has_test else ("train", "validation")
 
+    @property
+    def budgets_to_fill(self) -> dict[str, int]:
+        """Tokens by split that are enough: the budgets, and what an assignment by budget asks for."""
+        assigned = self.assignment.model_dump(include={"validation_tokens", "test_tokens"})
+        named = {name.removesuffix("_tokens"): tokens for name, tokens in assigned.items()}
+        return {name: tokens for name, tokens in named.items() if tokens} | dict(self.budgets)
+
 
 class Shards(Section):
     """How the token files are cut."""
@@ -248,16 +294,21 @@ class Shards(Section):
 
 
 class Packs(Section):
-    """Segments, packs and microbatches."""
+    """Segments, packs and microbatches.
 
-    max_seq_len: Annotated[int, Field(ge=2)]
-    capacity: Annotated[int, Field(ge=2)]
+    A document of more than max_seq_len inputs is cut into segments; where documents stay whole, it is refused, or
+    diverted: left out of the plan and counted.
+    """
+
+    max_seq_len: Length
+    long_documents: Literal["cut", "refuse", "divert"] = "cut"
+    capacity: Length
     strategy: str
-    buffer: Annotated[int, Field(gt=0, le=1_000_000)]
+    buffer: Annotated[int, Field(gt=0, le=1_000_000)]  # looked through for each pack
     batch_size: Positive | None = None
-    microbatch_tokens: Positive | None = None
+    microbatch_tokens: BatchTokens | None = None
     accumulation: Positive = 1
-    eval_microbatch_tokens: Positive
+    eval_microbatch_tokens: BatchTokens
 
     @model_validator(mode="after")
     def _batch_is_stated_once(self) -> "Packs":
@@ -284,6 +335,16 @@ class Packs(Section):
             raise ValueError(f"expected a strategy among {', '.join(STRATEGIES)}, found {self.strategy!r}")
         return self
 
+    @model_validator(mode="after")
+    def _a_step_is_one_batch(self) -> "Packs":
+        tokens = self.packs_per_microbatch("train") * self.accumulation * self.capacity
+        if tokens > MAX_STEP_TOKENS:
+            raise ValueError(
+                f"expected a step of at most {MAX_STEP_TOKENS:,} tokens, found {self.accumulation:,} microbatches of"
+                f" {self.packs_per_microbatch('train'):,} packs of {self.capacity:,}, {tokens:,} tokens"
+            )
+        return self
+
     def packs_per_microbatch(self, split: str) -> int:
         """Packs in one microbatch: `batch_size`, or as many as fit the tokens of a microbatch of the split."""
         if split != "train":
@@ -294,21 +355,72 @@ class Packs(Section):
 class ModelShape(Section):
     """The decoder to train."""
 
-    d_model: Positive
-    num_layers: Positive
-    num_heads: Positive
-    num_kv_heads: Positive
-    d_ff: Positive
+    d_model: Width
+    num_layers: Annotated[int, Field(gt=0, le=1024)]  # what each computes is held until its gradients are known
+    num_heads: Width
+    num_kv_heads: Width
+    d_ff: Width
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     positions: Literal["rotary", "learned"] = "rotary"
 
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> "ModelShape":
+        if self.d_model % self.num_heads or self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                "expected num_heads to divide d_model and num_kv_heads to divide num_heads, found"
+                f" d_model={self.d_model:,}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
+            )
+        if self.positions == "rotary" and self.d_model // self.num_heads % 2:
+            raise ValueError(
+                "expected an even d_model / num_heads for rotary positions, found"
+                f" {self.d_model:,} / {self.num_heads} = {self.d_model // self.num_heads}"
+            )
+        return self
+
+
+class TokenizerReport(Section):
+    """What the chosen tokenizer is compared with, and how many bytes a token may stand for in a pool.
+
+    `model` is what a vocabulary's table is a part of; without one, it is that of the training run.
+    """
+
+    candidates: Annotated[tuple[TokenizerCandidate, ...], Field(max_length=MAX_CANDIDATES, strict=False)] = ()
+    documents_per_pool: Annotated[int, Field(gt=0, le=1_000_000)] = 500
+    model: ModelShape | None = None
+    min_bytes_a_token: Annotated[float, Field(gt=0)] = 2.0  # below: letter by letter, as GPT-2 takes Chinese
+    max_bytes_a_token: Annotated[float, Field(gt=0)] = 8.0  # above: whole runs of what repeats, no prose or code
+
+    @model_validator(mode="after")
+    def _names_and_limits_differ(self) -> "TokenizerReport":
+        names = [CHOSEN, *(candidate.name for candidate in self.candidates)]
+        if len(set(names)) != len(names):
+            raise ValueError(
+                f"expected each candidate's name once and none called {CHOSEN}, found {names[1:]}; rename one of them"
+            )
+        if self.min_bytes_a_token >= self.max_bytes_a_token:
+            raise ValueError(
+                f"expected min_bytes_a_token below max_bytes_a_token, found {self.min_bytes_a_token:g} and"
+                f" {self.max_bytes_a_token:g}"
+            )
+        return self
+
 
 class Windows(Section):
-    """Fixed windows over the shards without a document mask, instead of packs."""
+    """Fixed windows over the shards instead of packs; without the mask, tokens see the documents before theirs."""
 
-    length: Annotated[int, Field(ge=2)]
+    length: Length
     batch_size: Positive
     accumulation: Positive = 1
+    document_mask: bool = False
+
+    @model_validator(mode="after")
+    def _rows_are_one_batch(self) -> "Windows":
+        if self.batch_size * self.length > MAX_STEP_TOKENS:
+            raise ValueError(
+                f"expected batch_size × length of at most {MAX_STEP_TOKENS:,} tokens, found {self.batch_size:,} ×"
+                f" {self.length:,}"
+            )
+        return self
 
 
 class Training(Section):
@@ -317,10 +429,10 @@ class Training(Section):
     layout: Literal["packs", "windows"]
     windows: Windows | None = None
     model: ModelShape
-    steps: Positive
-    learning_rate: Annotated[float, Field(gt=0)]
+    steps: Annotated[int, Field(gt=0, lt=10**9)]  # a checkpoint's name has nine digits
+    learning_rate: Annotated[float, Field(gt=0, le=MAX_FACTOR)]
     warmup_steps: NonNegative
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    weight_decay: Annotated[float, Field(ge=0, le=MAX_FACTOR)] = 0.1
     grad_clip: Annotated[float, Field(gt=0)] = 1.0
     seed: NonNegative
     eval_every: Positive
@@ -351,6 +463,7 @@ class Recipe(Section):
     ] = ()
     dedup: Dedup
     tokenizer: Annotated[TokenizerFile | TrainedTokenizer, Field(discriminator="kind")]
+    tokenizer_report: TokenizerReport = TokenizerReport()
     splits: Splits
     shards: Shards = Shards()
     packs: Packs
@@ -367,17 +480,8 @@ class Recipe(Section):
                 f"tokenizer.sample: expected a reference of kind tokenizer_sample, {samples or 'none is there'},"
                 f" found {self.tokenizer.sample!r}"
             )
-        model = self.training.model
-        if model.d_model % model.num_heads or model.num_heads % model.num_kv_heads:
-            raise ValueError(
-                "training.model: expected num_heads to divide d_model and num_kv_heads to divide num_heads, found"
-                f" d_model={model.d_model:,}, num_heads={model.num_heads}, num_kv_heads={model.num_kv_heads}"
-            )
-        if model.positions == "rotary" and model.d_model // model.num_heads % 2:
-            raise ValueError(
-                "training.model: expected an even d_model / num_heads for rotary positions, found"
-                f" {model.d_model:,} / {model.num_heads} = {model.d_model // model.num_heads}"
-            )
+        if self.reading.until == "budgets":
+            self._first_documents_are_enough()
         unfilled = sorted(set(self.splits.budgets) - set(self.splits.names))
         if unfilled:
             raise ValueError(
@@ -385,6 +489,25 @@ class Recipe(Section):
                 " remove it, or give the split a share or tokens in splits.assignment"
             )
         return self
+
+    def _first_documents_are_enough(self) -> None:
+        """Reading may stop early only where no later row can change what becomes of an earlier one."""
+        has_open_split = bool(set(self.splits.names) - set(self.splits.budgets_to_fill))
+        wanted = {
+            "splits.order source": self.splits.order == "source",
+            "dedup.mode exact": self.dedup.mode == "exact",
+            "a dedup.keep other than highest_score": self.dedup.keep != "highest_score",
+            "no references": not self.references,
+            "a tokenizer of kind file": self.tokenizer.kind == "file",
+            "reading.stripes_read 1": self.reading.stripes_read == 1,
+            f"splits.budgets of {', '.join(self.splits.names)}": not has_open_split,
+        }
+        missing = [name for name, holds in wanted.items() if not holds]
+        if missing:
+            raise ValueError(
+                f"reading.until: expected, to stop at full budgets, {', '.join(missing)};"
+                " change that, or set reading.until to end"
+            )
 
 
 def load_recipe(name_or_path: str | None = None) -> Recipe:
@@ -441,14 +564,31 @@ class _UniqueKeys(yaml.SafeLoader):
             seen.add(name)
         return super().construct_mapping(node, deep)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of a node; ConstructorError, with the line, for a number or a date that is none."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, AttributeError) as error:  # PyYAML lets what int() and the like raise pass
+            raise yaml.constructor.ConstructorError(
+                problem=f"{_shown(node.value)}, which is no {node.tag.rpartition(':')[2]}", problem_mark=node.start_mark
+            ) from error
+
 
 def _one_line(where: str, problem: Any) -> str:
     location = ".".join(str(part) for part in problem["loc"]) or "recipe"
-    found = "" if isinstance(problem["input"], dict) else f", found {problem['input']!r}"
+    found = "" if isinstance(problem["input"], dict) else f", found {_shown(problem['input'])}"
     expected = {"extra_forbidden": "unknown key", "missing": "required key is missing"}.get(
         problem["type"], problem["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     )
     return f"{where}: {location}: {expected}{found}. Mend the recipe; pipeline_assets/recipe.py lists its keys."
+
+
+def _shown(value: Any) -> str:
+    """A value as a message shows it: not every number has few digits, or may be written out at all."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length():,} bits"
+    shown = repr(value)
+    return shown if len(shown) <= SHOWN_CHARACTERS else shown[:SHOWN_CHARACTERS] + "…"
 
 
 def _absolute_paths(value: Any, folder: Path) -> Any:
@@ -473,6 +613,7 @@ UPSTREAM: Mapping[str, tuple[str, ...]] = {
     "lsh_clusters": ("raw_row_groups", "reference_sets", "minhash_signatures"),
     "tokenizer": ("reference_sets",),
     "document_tokens": ("raw_row_groups", "lsh_clusters", "tokenizer"),
+    "tokenizer_report": ("raw_row_groups", "tokenizer", "document_tokens"),
     "split_documents": ("raw_row_groups", "lsh_clusters", "document_tokens"),
     "token_shards": ("document_tokens", "split_documents", "tokenizer"),
     "packing_plan": ("token_shards",),
@@ -490,6 +631,7 @@ STAGES: Mapping[str, str] = {
     "lsh_clusters": "clusters",
     "tokenizer": "tokens",
     "document_tokens": "tokens",
+    "tokenizer_report": "tokens",
     "split_documents": "splits",
     "token_shards": "shards",
     "packing_plan": "packs",
@@ -505,6 +647,7 @@ def own_parameters(recipe: Recipe, asset: str) -> dict[str, Any]:
     sections: dict[str, dict[str, Any]] = {
         # Where the files lie is not what they hold: their identity is in the units' inputs.
         "raw_row_groups": {
+            **({"splits": recipe.splits, "tokenizer": recipe.tokenizer} if recipe.reading.until == "budgets" else {}),
             "source": recipe.source.model_dump(
                 mode="json", exclude={"local_path": True, "pools": {"__all__": {"path"}}}
             ),
@@ -515,6 +658,7 @@ def own_parameters(recipe: Recipe, asset: str) -> dict[str, Any]:
         "lsh_clusters": {"dedup": recipe.dedup, "seed": recipe.seed, "references": recipe.references},
         "tokenizer": {"tokenizer": recipe.tokenizer},
         "document_tokens": {"order": recipe.splits.order, "seed": recipe.seed},
+        "tokenizer_report": _report_parameters(recipe),
         "split_documents": {"splits": recipe.splits, "by_cluster": recipe.dedup.splits_by_cluster},
         "token_shards": {"shards": recipe.shards},
         "packing_plan": {"packs": recipe.packs, "seed": recipe.seed},
@@ -532,6 +676,16 @@ def _signature_parameters(recipe: Recipe) -> dict[str, int]:
         "num_bands": dedup.num_bands,
         "rows_per_band": dedup.rows_per_band,
         "seed": dedup.seed,
+    }
+
+
+def _report_parameters(recipe: Recipe) -> dict[str, Any]:
+    report = recipe.tokenizer_report
+    return {
+        "candidates": [candidate.model_dump(mode="json", exclude={"path"}) for candidate in report.candidates],
+        "documents_per_pool": report.documents_per_pool,
+        "model": report.model or recipe.training.model,
+        "seed": recipe.seed,
     }
 
 

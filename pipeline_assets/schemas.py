@@ -16,6 +16,8 @@ from pipeline_assets.transforms.split import REASONS, SPLITS
 from training_io.errors import InvariantBroken
 from training_io.hashing import DOC_ID_BYTES
 
+ROWS_NAME = "rows.parquet"
+
 
 @narwhals_engine.Engine.register_dtype(equivalents=[nw.Binary, nw.Binary()])
 @immutable
@@ -138,7 +140,7 @@ class BoilerplateNgrams(Contract):
 
     reference_set: pa.string() = pap.Field(description="Name of the reference set")
     ngram: pa.large_string() = pap.Field(description="The words")
-    num_documents: pa.int64() = pap.Field(ge=1, description="Documents of the corpus that hold them")
+    num_documents: pa.int64() = pap.Field(ge=1, description="Documents of the corpus that hold them, copies counted")
     num_items: pa.int64() = pap.Field(ge=1, description="Texts of the set that hold them")
 
 
@@ -187,6 +189,33 @@ class RemovedByPair(Contract):
     kept: pa.string() = pap.Field(description="Pool or crawl of the rows kept in their place")
     documents: pa.int64() = pap.Field(ge=1, description="Removed rows")
     bytes: pa.int64() = pap.Field(ge=0, description="UTF-8 bytes of their texts")
+
+
+class FloorEffects(Contract):
+    """What each floor on a document's tokens would remove of the documents that deduplication kept."""
+
+    floor: pa.int64() = pap.Field(ge=0, description="Fewest tokens that are enough, the end-of-document token included")
+    is_chosen: pa.bool_() = pap.Field(description="Whether it is the recipe's, splits.min_tokens")
+    documents: pa.int64() = pap.Field(ge=0, description="Documents below it")
+    tokens: pa.int64() = pap.Field(ge=0, description="Their tokens")
+    share_of_documents: pa.float64() = pap.Field(ge=0, le=1, description="Of all kept documents")
+    share_of_tokens: pa.float64() = pap.Field(ge=0, le=1, description="Of all their tokens")
+    mean_score: pa.float64() = pap.Field(nullable=True, description="Mean of the source's scores below it")
+    mean_score_of_all: pa.float64() = pap.Field(nullable=True, description="Mean of the source's scores of all")
+
+
+class ShortestDocuments(Contract):
+    """The kept documents of fewest tokens, to be read."""
+
+    doc_id: pa.binary() = _doc_id("The document")
+    num_tokens: pa.int64() = pap.Field(ge=1, description="Tokens, the end-of-document token included")
+    pool: pa.string() = pap.Field(description="Pool that the document belongs to")
+    score: pa.float64() = pap.Field(nullable=True, description="Quality score given by the source")
+    text: pa.large_string() = pap.Field(description="How it begins, on one line, unprintable characters spelled out")
+
+    @pap.check("doc_id")
+    def _doc_ids_have_32_bytes(cls, data: Any) -> bool:  # noqa: N805
+        return _are_doc_ids(data)
 
 
 class SplitDocuments(Contract):

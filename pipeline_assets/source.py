@@ -27,7 +27,8 @@ from pipeline_assets.recipe import (
 )
 from pipeline_assets.references import Pipeline
 from pipeline_assets.report import asset_metadata, rows_metadata, table_metadata
-from pipeline_assets.schemas import RawRows, References, arrow_schema, validated
+from pipeline_assets.rounds import counts_of_rounds, parameters_of_rounds, read_until_full
+from pipeline_assets.schemas import ROWS_NAME, RawRows, References, arrow_schema, validated
 from pipeline_assets.stripes import (
     Sealed,
     Stage,
@@ -42,6 +43,7 @@ from pipeline_assets.stripes import (
     sealing_op,
     units_in,
 )
+from pipeline_assets.transforms.overlap import check_universe
 from pipeline_assets.transforms.rows import (
     OPTIONAL_COLUMNS,
     RowStats,
@@ -59,6 +61,7 @@ from resources.package_corpus import (
     runtime_distributions,
     write_package_corpus,
 )
+from resources.reference_file import read_texts
 from resources.row_group_source import (
     TEXT_COLUMN,
     PoolFolder,
@@ -72,10 +75,9 @@ from resources.tables import write_table
 from training_io.errors import SourceError
 from training_io.hashing import derive_seed, identity_of, keyed_hash
 
-ROWS_VERSION = 1
+ROWS_VERSION = 2
 CORPUS_VERSION = 1
-REFERENCES_VERSION = 1
-ROWS_NAME = "rows.parquet"
+REFERENCES_VERSION = 2
 COLUMNS = (TEXT_COLUMN, *OPTIONAL_COLUMNS)
 
 
@@ -146,12 +148,12 @@ def plan_rows(stage: Stage) -> list[Task]:
     files = list_files(pool_folders(stage.pipeline))
     stage.observe("dataset_revision", listing_fingerprint(files))
     stage.say(f"raw_row_groups: {len(files):,} files, {sum(len(file.row_groups) for file in files):,} row groups")
+    stripes = [units_of_stripe(files, stripe, reading) for stripe in range(reading.stripes_read)]
+    if reading.until == "budgets":
+        stripes = [read_until_full(stage, stripes[0], lambda unit: _build_unit(stage, *unit))]
     return [
-        Task(
-            key=f"stripe_{stripe:03d}_of_{reading.stripes:03d}",
-            units=tuple(units_of_stripe(files, stripe, reading)),
-        )
-        for stripe in range(reading.stripes_read)
+        Task(key=f"stripe_{stripe:03d}_of_{reading.stripes:03d}", units=tuple(units))
+        for stripe, units in enumerate(stripes)
     ]
 
 
@@ -179,7 +181,7 @@ def _write_unit(folder: Path, file: SourceFile, row_groups: tuple[int, ...]) -> 
     table = pa.concat_tables([arrow_schema(RawRows).empty_table(), *(part for part, _ in parts)])
     write_table(validated(RawRows, table), folder / ROWS_NAME)
     stats = {name: sum(getattr(part, name) for _, part in parts) for name in RowStats.__dataclass_fields__}
-    missing = [name for name in OPTIONAL_COLUMNS if name not in file.columns]
+    missing = [name for name in OPTIONAL_COLUMNS if file.columns.count(name) != 1]
     return {
         "documents": stats["rows_used"],
         **stats,
@@ -201,7 +203,11 @@ def seal_rows(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
             f" ({totals['null_text']:,} null, {totals['empty_text']:,} empty, {totals['invalid_utf8']:,} not UTF-8)."
             " Check the source's text column and the recipe's reading section."
         )
-    ref = seal_units(stage, "raw_row_groups", parts, {"documents": totals["rows_used"], **totals}, ROWS_VERSION)
+    counts, inputs = {"documents": totals["rows_used"], **totals}, {}
+    if stage.recipe.reading.until == "budgets":
+        counts |= counts_of_rounds(stage, parts)
+        inputs = {"rounds": parameters_of_rounds(stage)}
+    ref = seal_units(stage, "raw_row_groups", parts, counts, ROWS_VERSION, **inputs)
     drift = [
         {
             "pool": part.counts["pool"],
@@ -212,7 +218,7 @@ def seal_rows(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
         for part in parts
         if part.counts["missing_columns"] or part.counts["other_columns"]
     ]
-    sample = stage.table(parts[0], ROWS_NAME)
+    sample = stage.sample(parts[0], ROWS_NAME)
     metadata = {
         **asset_metadata(stage, ref, parts),
         **table_metadata(RawRows, totals["rows_used"], sample),
@@ -242,6 +248,10 @@ def build_references(stage: Stage, raw_row_groups: ArtifactRef) -> Sealed:
     references = stage.recipe.references
     units = units_in(stage, raw_row_groups)
     tables = {reference.name: _reference_table(stage, reference, units) for reference in references}
+    for reference in references:
+        if isinstance(reference, ReferenceFile) and (universe := reference.universe_documents) is not None:
+            texts, documents = tables[reference.name].num_rows, raw_row_groups.counts["documents"]
+            check_universe(reference.name, texts, documents, universe)
 
     def write(folder: Path) -> dict[str, Any]:
         for name, table in tables.items():
@@ -314,31 +324,26 @@ def _given_texts(reference: ReferenceFile) -> pa.Table:
     path = Path(reference.path)
     if not path.is_file():
         raise SourceError(
-            f"reference set {reference.name}: expected a Parquet or text file at {path}, found none."
+            f"reference set {reference.name}: expected a Parquet, JSONL or text file at {path}, found none."
             " Put the file there or mend references in the recipe."
         )
-    if path.suffix == ".parquet":
-        table, stats = clean_rows(read_reference_table(path), pool="references", file=path.name, row_group=0)
-        if stats.invalid_utf8:
-            raise SourceError(
-                f"reference set {reference.name}: {path}: expected UTF-8 texts, found {stats.invalid_utf8:,} that are"
-                " not. Write the file again; a text that cannot be read bars nothing."
-            )
-        texts = table.column("text").to_pylist()
-    else:
-        texts = [line for line in _lines_of(path, reference.name) if line.strip()]
+    try:
+        texts = _parquet_texts(path) if path.suffix.lower() == ".parquet" else read_texts(path)
+    except SourceError as error:
+        raise SourceError(f"reference set {reference.name}: {error}") from error
     distinct = pa.array(sorted(set(texts)), pa.large_string())
     return pa.table({"doc_id": text_doc_ids(distinct), "text": distinct}).sort_by("doc_id")
 
 
-def _lines_of(path: Path, name: str) -> list[str]:
-    """Lines that end in LF or CR LF; other separators of Unicode belong to the texts."""
-    try:
-        return [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8").split("\n")]
-    except UnicodeDecodeError as error:
+def _parquet_texts(path: Path) -> list[str]:
+    table, stats = clean_rows(read_reference_table(path), pool="references", file=path.name, row_group=0)
+    if stats.invalid_utf8:
         raise SourceError(
-            f"reference set {name}: {path}: expected UTF-8 text, found {error}. Save the file as UTF-8."
-        ) from error
+            f"{path}: expected UTF-8 texts, found {stats.invalid_utf8:,} that are not."
+            " Write the file again; a text that cannot be read bars nothing."
+        )
+    texts: list[str] = table.column("text").to_pylist()
+    return texts
 
 
 DATASET_REVISION = (

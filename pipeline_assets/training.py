@@ -1,8 +1,8 @@
 """training: the plan and the shards, through the GPU IO manager -> a trained model and its loss curves.
 
-Promise: no token sees another document (unless the recipe chose windows), the loss is summed cross-entropy over real
-targets, and a run that was stopped goes on exactly where it was. torch is imported when the asset runs, never when the
-code location loads.
+Promise: no token sees another document (unless the recipe chose windows without a mask), the loss is summed
+cross-entropy over real targets, and a run that was stopped goes on exactly where it was. torch is imported when the
+asset runs, never when the code location loads.
 """
 
 import shutil
@@ -14,8 +14,10 @@ from pydantic import Field
 
 from pipeline_assets.report import asset_metadata, line_picture, picture_metadata
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
+from pipeline_assets.transforms.utilisation import padded, padding_hours
 from resources.artifact_store import WHOLE, ArtifactRef, locked
 from resources.tables import write_json
+from training_io.document_index import read_index
 from training_io.gpu_io_manager import DeviceInput, device_type
 from training_io.manifest import artifact_identity, load_manifest
 
@@ -34,8 +36,8 @@ CHECKPOINT_FOLDER = "checkpoint"
 class TrainingOverrides(dg.Config):
     """Run-time values that the launchpad may set; an empty one keeps the recipe's value."""
 
-    steps: int | None = Field(default=None, gt=0, description="Optimizer steps to train for.")
-    learning_rate: float | None = Field(default=None, gt=0, description="Peak of the learning rate.")
+    steps: int | None = Field(default=None, gt=0, lt=10**9, description="Optimizer steps to train for.")
+    learning_rate: float | None = Field(default=None, gt=0, le=1, description="Peak of the learning rate.")
 
 
 def build_training_run(
@@ -57,6 +59,7 @@ def build_training_run(
         measured.update(seconds_of_training=result.seconds, resumed_from_step=result.resumed_from)
         if not result.resumed_from:
             measured.update(tokens_per_second=result.tokens / result.seconds)
+            measured.update(hours_that_padding_would_add=_padding_hours(stage, token_shards, result))
         curves = {"train": list(result.losses), "validation": [list(point) for point in result.validation]}
         write_json(curves, folder / CURVES_NAME)
         (folder / PICTURE_NAME).write_bytes(_loss_picture(curves))
@@ -119,6 +122,7 @@ def stream_specs(
             batch_size=windows.batch_size if split == "train" else eval_rows,
             max_seq_len=windows.length,
             accumulation=windows.accumulation if split == "train" else 1,
+            document_mask=windows.document_mask,
             device=token_shards.device,
             prefetch_depth=token_shards.prefetch_depth,
         )
@@ -168,13 +172,25 @@ def _train(
     )
 
 
+def _padding_hours(stage: Stage, token_shards: DeviceInput, result: "TrainResult") -> float:
+    """What this run would have taken longer on padded rows of its context, at the tokens a second that it measured."""
+    lengths = read_index(token_shards.folder / "train_index").lengths
+    utilisation = padded(lengths, _context(stage)).utilisation
+    return padding_hours(result.tokens, result.tokens / result.seconds, utilisation)
+
+
+def _context(stage: Stage) -> int:
+    """The layout's longest segment."""
+    windows = stage.recipe.training.windows
+    return stage.recipe.packs.max_seq_len if windows is None else windows.length
+
+
 def model_config(stage: Stage, vocab_size: int) -> Any:
     """The recipe's model for a vocabulary: its context is the layout's longest segment."""
     from training_io.model import ModelConfig
 
-    training = stage.recipe.training
-    context = training.windows.length if training.windows is not None else stage.recipe.packs.max_seq_len
-    return ModelConfig(vocab_size=vocab_size, max_positions=context, **training.model.model_dump())
+    model = stage.recipe.training.model
+    return ModelConfig(vocab_size=vocab_size, max_positions=_context(stage), **model.model_dump())
 
 
 def _vocabulary(token_shards: DeviceInput) -> int:

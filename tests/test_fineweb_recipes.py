@@ -29,7 +29,7 @@ def scaled_down(name: str, folder: Path, local: Path, changes: dict[str, object]
 def test_fineweb_lab_takes_budgets_in_source_order(tmp_path: Path, sample_data: Path) -> None:
     changes = {
         "tokenizer.path": str(sample_data / "tokenizers" / "gpt2.tokenizer.json"),
-        "splits.budgets": {"train": 6_000},
+        "splits.budgets": {"train": 6_000, "validation": 100},
     }
     recipe = scaled_down("fineweb-lab", tmp_path, sample_data / "fineweb_rows", changes)
     built = small_corpus.build(recipe, tmp_path / "home", upto="token_shards")

@@ -25,13 +25,24 @@ from training_io.hashing import identity_of
 
 MISSING = object()
 
+# Reading that may stop early, and what it asks of the rest.
+BOUNDED = {
+    "reading.until": "budgets",
+    "reading.stripes_read": 1,
+    "references": [],
+    "dedup.mode": "exact",
+    "tokenizer": {"kind": "file", "path": "/t.json", "eos": "x"},
+    "splits.order": "source",
+    "splits.budgets": {"train": 9, "validation": 5},
+}
+
 
 # The sample recipe's keys with values of the tests' own, so that tuning the recipe changes no test.
 VALUES = {
     "name": "mine",
     "seed": 1337,
     "source": {"kind": "packages", "max_prose_bytes": 60_000, "max_code_bytes": 140_000},
-    "reading": {"stripes": 4, "stripes_read": 4, "unit_megabytes": 64},
+    "reading": {"stripes": 4, "stripes_read": 4, "unit_megabytes": 64, "until": "end"},
     "references": [
         {
             "name": "tokenizer_sample",
@@ -53,6 +64,13 @@ VALUES = {
         "num_buckets": 1,
     },
     "tokenizer": {"kind": "trained", "sample": "tokenizer_sample", "vocab_size": 8192, "eos": "<|endoftext|>"},
+    "tokenizer_report": {
+        "candidates": [],
+        "documents_per_pool": 500,
+        "model": None,
+        "min_bytes_a_token": 2.0,
+        "max_bytes_a_token": 8.0,
+    },
     "splits": {
         "order": "shuffled",
         "min_tokens": 16,
@@ -62,6 +80,7 @@ VALUES = {
     "shards": {"max_shard_tokens": 100_000_000},
     "packs": {
         "max_seq_len": 512,
+        "long_documents": "cut",
         "capacity": 512,
         "strategy": "oldest_first",
         "buffer": 256,
@@ -98,6 +117,7 @@ VALUES = {
 
 
 EXAM = {"name": "exam", "kind": "file", "path": "/exam", "action": "exclude"}
+OTHER = {"name": "other", "path": "other.json", "eos": "x"}
 
 
 def changed(values, changes):
@@ -183,9 +203,27 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"packs.batch_size": None, "packs.microbatch_tokens": 511}, "packs", ["microbatch_tokens of at least", "512", "found 511"]),
         ({"packs.eval_microbatch_tokens": 511}, "packs", ["eval_microbatch_tokens of at least", "512", "found 511"]),
         ({"packs.capacity": 511}, "packs", ["capacity of at least max_seq_len, 512, found 511"]),
+        ({"packs.long_documents": "whole"}, "packs.long_documents", ["'cut', 'refuse' or 'divert'", "found 'whole'"]),
         ({"packs.strategy": "next_fit"}, "packs", ["oldest_first", "found 'next_fit'"]),
         ({"reading.stripes_read": 5}, "reading", ["stripes_read of at most stripes, 4, found 5", "lower stripes_read"]),
+        ({"reading.until": "budgets"}, "recipe", ["reading.until", "splits.order source, dedup.mode exact, no references, a tokenizer of kind file", "stripes_read 1, splits.budgets of train, validation"]),
+        ({**BOUNDED, "dedup.keep": "highest_score"}, "recipe", ["to stop at full budgets, a dedup.keep other than highest_score;"]),
+        ({**BOUNDED, "splits.budgets": {"train": 9}}, "recipe", ["to stop at full budgets, splits.budgets of train, validation;"]),
         ({"dedup.num_buckets": 12}, "dedup", ["power of two, found 12"]),
+        ({"dedup.num_buckets": 2**17}, "dedup.num_buckets", ["less than or equal to 65536", "found 131072"]),
+        ({"dedup.num_bands": 1024, "dedup.rows_per_band": 5}, "dedup", ["num_bands × rows_per_band of at most 4,096", "1,024 × 5 = 5,120"]),
+        ({"reading.unit_megabytes": 2_001}, "reading.unit_megabytes", ["less than or equal to 2000", "found 2001"]),
+        ({"packs.max_seq_len": 2**31}, "packs.max_seq_len", ["less than or equal to 2147483647", "found 2147483648"]),
+        ({"packs.capacity": 2**31}, "packs.capacity", ["less than or equal to 2147483647"]),
+        ({"packs.eval_microbatch_tokens": 2**31}, "packs.eval_microbatch_tokens", ["less than or equal to 2147483647"]),
+        ({"packs.batch_size": None, "packs.microbatch_tokens": 2**31}, "packs.microbatch_tokens", ["less than or equal to 2147483647"]),
+        ({"packs.batch_size": 2**20, "packs.accumulation": 4}, "packs", ["a step of at most 2,147,483,647 tokens", "4 microbatches of 1,048,576 packs of 512, 2,147,483,648 tokens"]),
+        ({"training.layout": "windows", "training.windows": {"length": 2**16, "batch_size": 2**15}}, "training.windows", ["batch_size × length of at most 2,147,483,647", "32,768 × 65,536"]),
+        ({"training.steps": 10**9}, "training.steps", ["less than 1000000000"]),
+        ({"training.learning_rate": 1e38}, "training.learning_rate", ["less than or equal to 1000000000000000"]),
+        ({"training.model.d_model": 2**17}, "training.model.d_model", ["less than or equal to 65536"]),
+        ({"seed": 2**63}, "seed", ["less than 9223372036854775808"]),
+        ({"dedup.mode": "near" * 1000}, "dedup.mode", ["found 'nearnear", "…. Mend the recipe"]),
         ({"dedup.scope": "crawl"}, "dedup.scope", ["'global' or 'dump'", "found 'crawl'"]),
         ({"dedup.keep": "first"}, "dedup.keep", ["'pool_priority', 'random', 'longest' or 'highest_score'"]),
         ({"dedup.verify_jaccard": 0.0}, "dedup.verify_jaccard", ["greater than 0"]),
@@ -201,6 +239,7 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"references.1": {**EXAM, "overlap": {"min_words": 14}}}, "references.1.file.overlap", ["min_words of at most ngram, 13, found 14"]),
         ({"references.1": {**EXAM, "overlap": {"ngram": 65}}}, "references.1.file.overlap.ngram", ["less than or equal to 64", "found 65"]),
         ({"references.1": {**EXAM, "overlap": {"max_documents": 0}}}, "references.1.file.overlap.max_documents", ["greater than 0", "found 0"]),
+        ({"references.1": {**EXAM, "overlap": {"max_documents": 2**31}}}, "references.1.file.overlap.max_documents", ["less than 2147483648"]),
         ({"references.1": {**EXAM, "universe_documents": 0}}, "references.1.file.universe_documents", ["greater than 0", "found 0"]),
         ({"references.0.overlap": {}}, "references.0.tokenizer_sample.overlap", ["unknown key"]),
         ({"source": {"kind": "local", "pools": []}}, "source.local.pools", ["at least 1 item"]),
@@ -210,8 +249,19 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"splits.assignment.test_fraction": 0.96}, "splits.assignment.fraction", ["below 1", "found 1.01"]),
         ({"training.layout": "windows"}, "training", ["windows exactly when layout is windows"]),
         ({"training.windows": {"length": 8, "batch_size": 1}}, "training", ["windows exactly when layout is windows"]),
-        ({"training.model.num_heads": 3}, "recipe", ["training.model", "d_model=128, num_heads=3"]),
-        ({"training.model.num_kv_heads": 3}, "recipe", ["training.model", "num_kv_heads=3"]),
+        ({"tokenizer": {"kind": "file", "repository": "a/b", "eos": "x"}}, "tokenizer.file", ["a repository and its revision", "repository=a/b, revision=None"]),
+        ({"tokenizer": {"kind": "file", "path": "t", "revision": "0" * 40, "eos": "x"}}, "tokenizer.file", ["a repository and its revision"]),
+        ({"tokenizer": {"kind": "file", "repository": "a/b", "revision": "main", "eos": "x"}}, "tokenizer.file.revision", ["found 'main'"]),
+        ({"tokenizer": {"kind": "file", "repository": "a/b", "revision": "0" * 7, "eos": "x"}}, "tokenizer.file.revision", ["found '0000000'"]),
+        ({"tokenizer": {"kind": "file", "repository": "../b", "revision": "0" * 40, "eos": "x"}}, "tokenizer.file.repository", ["found '../b'"]),
+        ({"tokenizer_report.candidates": [OTHER, OTHER]}, "tokenizer_report", ["each candidate's name once", "['other', 'other']"]),
+        ({"tokenizer_report.candidates": [{**OTHER, "name": "chosen"}]}, "tokenizer_report", ["none called chosen"]),
+        ({"tokenizer_report.candidates": [{"name": "other", "eos": "x"}]}, "tokenizer_report.candidates.0", ["a path or a repository"]),
+        ({"tokenizer_report.candidates": [{**OTHER, "name": f"other_{n}"} for n in range(8)]}, "tokenizer_report.candidates", ["at most 7"]),
+        ({"tokenizer_report.max_bytes_a_token": 2.0}, "tokenizer_report", ["min_bytes_a_token below max_bytes_a_token, found 2 and 2"]),
+        ({"tokenizer_report.documents_per_pool": 0}, "tokenizer_report.documents_per_pool", ["greater than 0"]),
+        ({"training.model.num_heads": 3}, "training.model", ["num_heads to divide d_model", "d_model=128, num_heads=3"]),
+        ({"training.model.num_kv_heads": 3}, "training.model", ["num_kv_heads=3"]),
     ],
 )  # fmt: skip
 def test_a_wrong_recipe_is_refused_in_one_line_that_says_where_what_and_what_to_do(changes, location, parts):
@@ -239,6 +289,11 @@ def test_every_violation_gets_a_line_of_its_own():
         ("a: !!python/name:os.system x", ["expected YAML", "python/name"]),
         ("seed: 1\npacks: {buffer: 2, buffer: 3}\n", ["'buffer' twice", "line 2"]),
         ("seed: 1\nname: a\nseed: 2\n", ["'seed' twice", "line 3"]),
+        ("name: a\nseed: " + "1" * 5_000, ["which is no int", "line 2"]),
+        ("name: a\nseed: 0b_", ["'0b_', which is no int", "line 2"]),
+        ("name: 2020-13-45", ["'2020-13-45', which is no timestamp", "line 1"]),
+        ("name: !!timestamp x", ["'x', which is no timestamp", "line 1"]),
+        ("name: !!float x", ["'x', which is no float", "line 1"]),
         ("- seed\n", ["expected a mapping of sections, found list"]),
         ("", ["expected a mapping of sections, found NoneType"]),
         ("sample", ["expected a mapping of sections, found str"]),
@@ -344,13 +399,17 @@ CANNOT_CHANGE = None
 # One row a leaf of the sample recipe: a valid change of it, and the assets whose own values it is among.
 LEAVES = {
     "name": ({"name": "other"}, ["handoff_package"]),
-    "seed": ({"seed": 1}, ["reference_sets", "lsh_clusters", "document_tokens", "packing_plan"]),
+    "seed": ({"seed": 1}, ["reference_sets", "lsh_clusters", "document_tokens", "tokenizer_report", "packing_plan"]),
     "source.kind": ({"source": LOCAL}, ["raw_row_groups"]),
     "source.max_prose_bytes": ({"source.max_prose_bytes": 1}, ["raw_row_groups"]),
     "source.max_code_bytes": ({"source.max_code_bytes": 1}, ["raw_row_groups"]),
     "reading.stripes": ({"reading.stripes": 8}, ["raw_row_groups"]),
     "reading.stripes_read": ({"reading.stripes_read": 1}, ["raw_row_groups"]),
     "reading.unit_megabytes": ({"reading.unit_megabytes": 1}, ["raw_row_groups"]),
+    "reading.until": (
+        BOUNDED,
+        ["raw_row_groups", "reference_sets", "lsh_clusters", "tokenizer", "document_tokens", "split_documents"],
+    ),
     "references.0.name": (
         {"references.0.name": "other", "tokenizer.sample": "other"},
         ["reference_sets", "lsh_clusters", "tokenizer"],
@@ -378,6 +437,13 @@ LEAVES = {
     ),
     "tokenizer.vocab_size": ({"tokenizer.vocab_size": 300}, ["tokenizer"]),
     "tokenizer.eos": ({"tokenizer.eos": "<eos>"}, ["tokenizer"]),
+    "tokenizer_report.documents_per_pool": ({"tokenizer_report.documents_per_pool": 9}, ["tokenizer_report"]),
+    "tokenizer_report.model": (
+        {"tokenizer_report.model": {**VALUES["training"]["model"], "d_model": 64}},
+        ["tokenizer_report"],
+    ),
+    "tokenizer_report.min_bytes_a_token": ({"tokenizer_report.min_bytes_a_token": 1.0}, []),
+    "tokenizer_report.max_bytes_a_token": ({"tokenizer_report.max_bytes_a_token": 9.0}, []),
     "splits.order": ({"splits.order": "source"}, ["document_tokens", "split_documents"]),
     "splits.min_tokens": ({"splits.min_tokens": 1}, ["split_documents"]),
     "splits.assignment.policy": (
@@ -390,6 +456,7 @@ LEAVES = {
     "splits.budgets": ({"splits.budgets": {"train": 9}}, ["split_documents"]),
     "shards.max_shard_tokens": ({"shards.max_shard_tokens": 9}, ["token_shards"]),
     "packs.max_seq_len": ({"packs.max_seq_len": 9}, ["packing_plan", "packing_stats"]),
+    "packs.long_documents": ({"packs.long_documents": "divert"}, ["packing_plan", "packing_stats"]),
     "packs.capacity": ({"packs.capacity": 1024}, ["packing_plan", "packing_stats"]),
     "packs.strategy": ({"packs.strategy": "best_fit"}, ["packing_plan", "packing_stats"]),
     "packs.buffer": ({"packs.buffer": 9}, ["packing_plan", "packing_stats"]),
@@ -408,13 +475,13 @@ LEAVES = {
         {"training.layout": "windows", "training.windows": {"length": 9, "batch_size": 1}},
         ["varlen_training_run"],
     ),
-    "training.model.d_model": ({"training.model.d_model": 64}, ["varlen_training_run"]),
-    "training.model.num_layers": ({"training.model.num_layers": 1}, ["varlen_training_run"]),
-    "training.model.num_heads": ({"training.model.num_heads": 8}, ["varlen_training_run"]),
-    "training.model.num_kv_heads": ({"training.model.num_kv_heads": 1}, ["varlen_training_run"]),
-    "training.model.d_ff": ({"training.model.d_ff": 1}, ["varlen_training_run"]),
-    "training.model.norm": ({"training.model.norm": "layernorm"}, ["varlen_training_run"]),
-    "training.model.positions": ({"training.model.positions": "learned"}, ["varlen_training_run"]),
+    "training.model.d_model": ({"training.model.d_model": 64}, ["tokenizer_report", "varlen_training_run"]),
+    "training.model.num_layers": ({"training.model.num_layers": 1}, ["tokenizer_report", "varlen_training_run"]),
+    "training.model.num_heads": ({"training.model.num_heads": 8}, ["tokenizer_report", "varlen_training_run"]),
+    "training.model.num_kv_heads": ({"training.model.num_kv_heads": 1}, ["tokenizer_report", "varlen_training_run"]),
+    "training.model.d_ff": ({"training.model.d_ff": 1}, ["tokenizer_report", "varlen_training_run"]),
+    "training.model.norm": ({"training.model.norm": "layernorm"}, ["tokenizer_report", "varlen_training_run"]),
+    "training.model.positions": ({"training.model.positions": "learned"}, ["tokenizer_report", "varlen_training_run"]),
     "training.steps": ({"training.steps": 99}, ["varlen_training_run"]),
     "training.learning_rate": ({"training.learning_rate": 1}, ["varlen_training_run"]),
     "training.warmup_steps": ({"training.warmup_steps": 0}, ["varlen_training_run"]),
@@ -512,7 +579,7 @@ name seed
 source.packages.kind source.packages.max_prose_bytes source.packages.max_code_bytes
 source.local.kind source.local.pools.name source.local.pools.path source.local.pools.glob
 source.hub.kind source.hub.repository source.hub.path source.hub.revision source.hub.pool source.hub.local_path
-reading.stripes reading.stripes_read reading.unit_megabytes
+reading.stripes reading.stripes_read reading.unit_megabytes reading.until
 references.tokenizer_sample.name references.tokenizer_sample.kind references.tokenizer_sample.documents_per_pool
 references.tokenizer_sample.documents_per_dump references.tokenizer_sample.action
 references.file.name references.file.kind references.file.path references.file.action
@@ -522,20 +589,80 @@ dedup.mode dedup.scope dedup.keep dedup.verify_jaccard dedup.ngram dedup.num_ban
 tokenizer.file.kind tokenizer.file.path tokenizer.file.repository tokenizer.file.revision tokenizer.file.fingerprint
 tokenizer.file.eos
 tokenizer.trained.kind tokenizer.trained.sample tokenizer.trained.vocab_size tokenizer.trained.eos
+tokenizer_report.candidates.file.kind tokenizer_report.candidates.file.path
+tokenizer_report.candidates.file.repository tokenizer_report.candidates.file.revision
+tokenizer_report.candidates.file.fingerprint tokenizer_report.candidates.file.eos tokenizer_report.candidates.file.name
+tokenizer_report.documents_per_pool
+tokenizer_report.model.d_model tokenizer_report.model.num_layers tokenizer_report.model.num_heads
+tokenizer_report.model.num_kv_heads tokenizer_report.model.d_ff tokenizer_report.model.norm
+tokenizer_report.model.positions
+tokenizer_report.min_bytes_a_token tokenizer_report.max_bytes_a_token
 splits.order splits.min_tokens
 splits.assignment.fraction.policy splits.assignment.fraction.seed splits.assignment.fraction.validation_fraction
 splits.assignment.fraction.test_fraction
 splits.assignment.budget.policy splits.assignment.budget.validation_tokens splits.assignment.budget.test_tokens
 splits.budgets
 shards.max_shard_tokens
-packs.max_seq_len packs.capacity packs.strategy packs.buffer packs.batch_size packs.microbatch_tokens
-packs.accumulation packs.eval_microbatch_tokens
+packs.max_seq_len packs.long_documents packs.capacity packs.strategy packs.buffer packs.batch_size
+packs.microbatch_tokens packs.accumulation packs.eval_microbatch_tokens
 training.layout training.windows.length training.windows.batch_size training.windows.accumulation
+training.windows.document_mask
 training.model.d_model training.model.num_layers training.model.num_heads training.model.num_kv_heads
 training.model.d_ff training.model.norm training.model.positions
 training.steps training.learning_rate training.warmup_steps training.weight_decay training.grad_clip training.seed
 training.eval_every training.eval_microbatches training.checkpoint_every training.dtype training.num_threads
 """
+
+
+# What gradients are scaled by is at most 1, whatever their limit is; what only warns takes any number.
+ANY_NUMBER = {"grad_clip", "min_bytes_a_token", "max_bytes_a_token"}
+
+
+def numbers(schema, name=""):
+    """Every number in a JSON schema, with the key that it is the value of."""
+    if isinstance(schema, list):
+        return [found for part in schema for found in numbers(part, name)]
+    if not isinstance(schema, dict):
+        return []
+    own = [(name, schema)] if schema.get("type") in ("integer", "number") else []
+    return own + [found for key, part in schema.items() for found in numbers(part, name if key in UNNAMED else key)]
+
+
+UNNAMED = {"anyOf", "items", "additionalProperties", "oneOf"}
+
+
+def test_every_number_has_an_upper_limit():
+    found = numbers(Recipe.model_json_schema())
+    assert {"seed", "num_buckets", "budgets", "microbatch_tokens", "max_documents", "learning_rate"} <= {
+        name for name, _ in found
+    }
+    unbounded = {name for name, schema in found if not {"maximum", "exclusiveMaximum"} & schema.keys()}
+    assert unbounded <= ANY_NUMBER
+
+
+def test_a_number_that_cannot_be_written_out_is_refused_all_the_same():
+    text = yaml.safe_dump(VALUES).replace("seed: 1337", f"seed: 0x1{'0' * 5_000}")
+    with pytest.raises(RecipeError, match=r"mine\.yaml: seed: .*less than \d+, found a number of 20,001 bits\. Mend"):
+        parse_recipe(text, where="mine.yaml", folder=Path("/recipes"))
+
+
+def test_the_largest_numbers_load():
+    largest = {
+        "seed": 2**63 - 1,
+        "reading.unit_megabytes": 2_000,
+        "references.1": {**EXAM, "overlap": {"max_documents": 2**31 - 1}, "universe_documents": 2**63 - 1},
+        "dedup.num_buckets": 2**16,
+        "dedup.num_bands": 1024,
+        "dedup.rows_per_band": 4,
+        "splits.budgets": {"train": 2**63 - 1},
+        "packs.max_seq_len": 2**31 - 1,
+        "packs.capacity": 2**31 - 1,
+        "packs.batch_size": 1,
+        "packs.eval_microbatch_tokens": 2**31 - 1,
+        "training.steps": 10**9 - 1,
+        "training.grad_clip": 1e300,
+    }
+    assert parse(largest).dedup.num_buckets == 65_536
 
 
 def test_the_set_of_knobs_is_frozen():

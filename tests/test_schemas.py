@@ -7,11 +7,13 @@ from pipeline_assets.schemas import (
     Contract,
     Evidence,
     ExamplePairs,
+    FloorEffects,
     LargestClusters,
     RawRows,
     ReferenceHits,
     References,
     RemovedByPair,
+    ShortestDocuments,
     SplitDocuments,
     arrow_schema,
     validated,
@@ -69,13 +71,24 @@ GOOD = {
         for kept in (A, B)
     ],
     RemovedByPair: [{"by": by, "removed": "a", "kept": "b", "documents": 1, "bytes": 0} for by in ("pool", "dump")],
+    FloorEffects: [
+        {
+            "floor": floor, "is_chosen": False, "documents": 0, "tokens": 0, "share_of_documents": 0.0,
+            "share_of_tokens": 1.0, "mean_score": score, "mean_score_of_all": score,
+        }
+        for floor, score in ((0, None), (64, 2.5))
+    ],
+    ShortestDocuments: [
+        {"doc_id": doc_id, "num_tokens": 1, "pool": "web", "score": score, "text": ""}
+        for doc_id, score in ((A, None), (B, 0.5))
+    ],
     SplitDocuments: [
         {"doc_id": A, "text": "a", "num_tokens": 1, "cluster_id": A, "pool": "web", "split": "train", "reason": "used"},
         {"doc_id": B, "text": "b", "num_tokens": 9, "cluster_id": A, "pool": "web", "split": "unused", "reason": "below_min_tokens"},
     ],
 }  # fmt: skip
 
-NULLABLE = {"id", "dump", "url", "language", "language_score", "score"}
+NULLABLE = {"id", "dump", "url", "language", "language_score", "score", "mean_score", "mean_score_of_all"}
 
 
 def good(contract):
@@ -181,6 +194,10 @@ def test_an_unknown_column_or_another_order_is_refused(contract):
         (ExamplePairs, "jaccard", -1.0),
         (RemovedByPair, "by", "file"),
         (RemovedByPair, "documents", 0),
+        (FloorEffects, "floor", -1),
+        (FloorEffects, "documents", -1),
+        (FloorEffects, "share_of_tokens", 1.5),
+        (ShortestDocuments, "num_tokens", 0),
         (SplitDocuments, "num_tokens", 0),
         (SplitDocuments, "split", "dev"),
         (SplitDocuments, "reason", "lost"),
