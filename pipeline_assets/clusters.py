@@ -66,10 +66,11 @@ from resources.artifact_store import ArtifactRef, unit_inputs
 from resources.tables import write_array, write_table
 from training_io.hashing import derive_seed, keyed_hash
 
-CLUSTERS_VERSION = 3
+CLUSTERS_VERSION = 4
 EDGES, DUMP_EDGES, HITS = "edges.npy", "edges_within_dumps.npy", "reference_hits.npy"
 BUCKET_PREFIX = "bucket-"
-VERIFIED = ("pairs_compared", "pairs_verified", "documents_left_unverified")
+LEFT = "documents_left_unverified"  # counted once for each band that they share with too many
+VERIFIED = ("pairs_compared", "pairs_verified", LEFT)
 MAX_CANDIDATES = 1 << 20  # pairs of a reference and a document that are compared at once
 PICTURE_NAME = "cluster_sizes.png"
 TABLES = (EVIDENCE_NAME, EXAMPLES_NAME, LARGEST_NAME, BY_PAIR_NAME, HITS_NAME, BOILERPLATE_NAME)
@@ -144,10 +145,11 @@ def _write_bucket(stage: Stage, folder: Path, bucket: Bucket) -> dict[str, Any]:
     keys, nodes = _bucket_of(stage, signed, bucket.number)
     edges, counts = _edges(corpus, keys, nodes)
     write_array(edges, folder / EDGES)
+    is_explored = not counts.get(LEFT)
     if stage.recipe.dedup.scope == "dump":
-        inside, _ = _edges(corpus, keys_within(keys, corpus.codes("dump")[0][nodes], NO_KEY), nodes)
+        inside, more = _edges(corpus, keys_within(keys, corpus.codes("dump")[0][nodes], NO_KEY), nodes)
         write_array(inside, folder / DUMP_EDGES)
-    is_explored = not counts.get("documents_left_unverified")
+        counts = {name: counts[name] + more[name] for name in counts}
     hits = _hits(corpus, bucket, keys, nodes, references, is_explored)
     write_array(hits, folder / HITS)
     return {"band_keys": len(keys), "edges": len(edges), "reference_hits": len(hits), **counts}
@@ -238,6 +240,12 @@ def seal_clusters(
         version=CLUSTERS_VERSION,
         write=lambda folder: _write_clusters(stage, folder, parts, raw_row_groups, reference_sets, minhash_signatures),
     )
+    if left := ref.counts.get(LEFT):  # counted in the manifest: what is reused says it too
+        stage.warn(
+            f"lsh_clusters: {left:,} documents, counted once a band, share a band with more than they were compared"
+            " with, so near copies of them may stay: raise dedup.rows_per_band, which makes such groups smaller (and"
+            " dedup.num_bands with it, to find as much), or take dedup.verify_jaccard out"
+        )
     return Sealed(ref=ref, metadata=_metadata(stage, ref, parts, units_in(stage, raw_row_groups)))
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline_assets.corpus import Corpus
-from pipeline_assets.recipe import Overlap, Recipe, ReferenceFile
+from pipeline_assets.recipe import Overlap, Recipe, ReferenceFile, TokenizerSample
 from pipeline_assets.schemas import BoilerplateNgrams, ReferenceHits, arrow_schema, validated
 from pipeline_assets.signatures import DOC_IDS
 from pipeline_assets.source import ROWS_NAME
@@ -24,17 +24,18 @@ from pipeline_assets.transforms.clusters import KEPT, REFERENCE, Decisions
 from pipeline_assets.transforms.overlap import (
     OverlapHits,
     UnitOverlap,
+    check_universe,
     expected_by_chance,
     find_overlap,
     index_items,
     overlap_hits,
 )
-from pipeline_assets.transforms.rows import doc_id_array
+from pipeline_assets.transforms.rows import doc_id_array, doc_id_matrix
 from pipeline_assets.transforms.words import UNICODE_VERSION
 from resources.artifact_store import ArtifactRef
 from resources.tables import write_array, write_table
 
-OVERLAP_VERSION = 1
+OVERLAP_VERSION = 2
 FOUND, ROW_HITS = "found.npy", "hits.npy"
 HITS_NAME, BOILERPLATE_NAME = "reference_hits.parquet", "boilerplate_ngrams.parquet"
 KINDS = ("exact", "near", "overlap")
@@ -76,9 +77,10 @@ def search_unit(stage: Stage, search: Search) -> ArtifactRef:
     table = f"{search.reference}.parquet"
 
     def write(folder: Path) -> dict[str, Any]:
-        texts = stage.table(search.unit, ROWS_NAME, ["text"]).column("text")
+        rows = stage.table(search.unit, ROWS_NAME, ["doc_id", "text"])
         index, _ = index_items(_texts(stage, search.reference_sets, search.reference), **_lengths(overlap))
-        found, stats = find_overlap(texts, index, max_documents=overlap.max_documents)
+        doc_ids = doc_id_matrix(rows.column("doc_id"))
+        found, stats = find_overlap(rows.column("text"), doc_ids, index, max_documents=overlap.max_documents)
         write_array(found.found, folder / FOUND)
         write_array(found.hits, folder / ROW_HITS)
         return {"documents": stats.num_documents, "text_bytes": stats.num_bytes, "ngrams": stats.num_ngrams_found}
@@ -202,12 +204,12 @@ def _overlaps(
         )
     parts = [searches[search_name(name, unit.unit)] for unit in corpus.units]
     units = [UnitOverlap(found=stage.array(part, FOUND), hits=stage.array(part, ROW_HITS)) for part in parts]
-    hits, counts = overlap_hits(index, units, corpus.firsts[:-1].tolist(), max_documents=overlap.max_documents)
+    firsts = corpus.firsts[:-1].tolist()
+    hits, counts = overlap_hits(index, units, firsts, corpus.doc_ids, max_documents=overlap.max_documents)
     if counts.num_left_out:
-        stage.warn(
-            f"lsh_clusters: {name}: {counts.num_left_out:,} texts share only runs of words that more than"
-            f" {overlap.max_documents:,} documents hold, and match nothing: look at {BOILERPLATE_NAME}, or raise"
-            " overlap.max_documents where those are copies of one page"
+        stage.say(
+            f"lsh_clusters: {name}: {counts.num_left_out:,} texts share no more with documents than runs of words that"
+            f" more than {overlap.max_documents:,} different texts hold, and match nothing: see {BOILERPLATE_NAME}"
         )
     return hits
 
@@ -263,27 +265,29 @@ def some_of_each_set(hits: pa.Table, num_hits: int) -> list[dict[str, Any]]:
 def reference_counts(corpus: Corpus, decisions: Decisions, hits: Hits) -> dict[str, dict[str, Any]]:
     """For each set: documents with a text of it, documents of clusters that it matches, and what chance would give."""
     return {
-        reference.name: _counts_of_set(corpus, decisions, hits, number, getattr(reference, "universe_documents", None))
+        reference.name: _counts_of_set(corpus, decisions, hits, number)
         for number, reference in enumerate(corpus.stage.recipe.references)
     }
 
 
-def _counts_of_set(
-    corpus: Corpus, decisions: Decisions, hits: Hits, number: int, universe_documents: int | None
-) -> dict[str, Any]:
+def _counts_of_set(corpus: Corpus, decisions: Decisions, hits: Hits, number: int) -> dict[str, Any]:
     texts = hits.doc_ids[hits.set_of == number]
     is_matched = (decisions.matched_sets >> np.uint64(number) & np.uint64(1)).astype(np.bool_)
     is_of_set = pa.array(hits.of_sets[:, 0] == number)
     kinds = Counter(hits.table.column("kind").filter(is_of_set).to_pylist())
-    chance = (
-        None if universe_documents is None else expected_by_chance(len(texts), len(corpus.doc_ids), universe_documents)
-    )
     return {
         "texts": len(texts),
         "exact_documents": int(is_among(corpus.doc_ids, texts).sum()),
-        "exact_by_chance": chance,
+        "exact_by_chance": _by_chance(corpus.stage.recipe.references[number], len(texts), len(corpus.doc_ids)),
         "matched_documents": int(is_matched.sum()),
         "kept_out_of_validation": int((is_matched & (decisions.reason == KEPT)).sum()),
         "removed": int((is_matched & (decisions.reason == REFERENCE)).sum()),
         **{f"{kind}_hits": kinds[kind] for kind in KINDS},
     }
+
+
+def _by_chance(reference: TokenizerSample | ReferenceFile, num_texts: int, num_documents: int) -> float | None:
+    if not isinstance(reference, ReferenceFile) or reference.universe_documents is None:
+        return None
+    check_universe(reference.name, num_texts, num_documents, reference.universe_documents)
+    return expected_by_chance(num_texts, num_documents, reference.universe_documents)

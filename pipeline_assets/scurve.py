@@ -32,13 +32,14 @@ from training_io.errors import StateMismatch
 from training_io.hashing import derive_seed
 from training_io.manifest import open_artifact
 
-SCURVE_VERSION = 1
+SCURVE_VERSION = 3
 SCURVE = "scurve"
 PAIRS_NAME, BINS_NAME, PICTURE_NAME = "pairs.parquet", "bins.json", "scurve.png"
 NUM_TEXTS = 600
 MAX_LOOKED_AT = 20 * NUM_TEXTS
+FEWEST_READ = NUM_TEXTS // 4  # at once: each is a row group of a file
 COPIES_PER_TEXT = 20
-MIN_WORDS, MAX_WORDS = 20, 300  # a text of a few shingles has few similarities; longer ones cost more and say no more
+MIN_WORDS, MAX_WORDS = 20, 150  # a text of a few shingles has few similarities; longer ones cost more and say no more
 MAX_REPLACED_SHARE = 0.12  # similarity falls to about a third: from nearly always flagged to nearly never
 NUM_BINS = 20
 
@@ -57,7 +58,7 @@ def measure_curve(
         texts = _drawn_texts(stage, draw_order(np.concatenate(doc_ids), seed), units_in(stage, raw_row_groups))
         planted = plant_pairs(texts, copies_per_text=COPIES_PER_TEXT, max_replaced_share=MAX_REPLACED_SHARE, seed=seed)
         measured, curve = measure_scurve(planted.texts, planted.pairs, params, num_bins=NUM_BINS)
-        return write_curve(folder, measured, curve, params)
+        return {"texts": len(texts), **write_curve(folder, measured, curve, params)}
 
     return stage.materialize(
         asset="minhash_signatures",
@@ -78,18 +79,19 @@ def measure_curve(
 
 
 def _drawn_texts(stage: Stage, order: npt.NDArray[np.int64], units: list[ArtifactRef]) -> list[str]:
-    """The first distinct texts of enough words, cut to a few hundred, when documents are taken in `order`.
+    """The first distinct texts of enough words, cut to so many, when documents are taken in `order`.
 
     In a corpus of short texts the search ends after some times as many documents as are wanted.
     """
     texts: dict[str, None] = {}
-    for start in range(0, min(len(order), MAX_LOOKED_AT), NUM_TEXTS):
-        for text in _texts_of(stage, units, order[start : start + NUM_TEXTS]):
+    left = order[:MAX_LOOKED_AT]
+    while len(left) and len(texts) < NUM_TEXTS:
+        num_read = max(NUM_TEXTS - len(texts), FEWEST_READ)
+        for text in _texts_of(stage, units, left[:num_read]):
             found = middle_words(text, MAX_WORDS)
             if len(found) >= MIN_WORDS:
                 texts[" ".join(found)] = None
-        if len(texts) >= NUM_TEXTS:
-            break
+        left = left[num_read:]
     return list(texts)[:NUM_TEXTS]
 
 
@@ -110,7 +112,6 @@ def write_curve(
 ) -> dict[str, Any]:
     """Write the pairs, the table of bins and the picture; returns the counts for the manifest."""
     pairs = {
-        "original": pa.array(measured.original, pa.int32()),
         "similarity": pa.array(measured.similarity),
         "num_equal": pa.array(measured.num_equal, pa.int32()),
         "flagged": pa.array(measured.is_flagged),
@@ -119,12 +120,13 @@ def write_curve(
     write_json([asdict(one) for one in curve.bins], folder / BINS_NAME)
     (folder / PICTURE_NAME).write_bytes(_picture(curve, params))
     return {
-        "texts": curve.num_texts,
         "pairs": curve.num_pairs,
         "flagged": curve.num_flagged,
         "max_abs_z": curve.max_abs_z,
+        "chance": curve.chance,
         "signature_error": curve.signature_error,
         "expected_error": curve.expected_error,
+        "error_z": curve.error_z,
         "mean_bias": curve.mean_bias,
     }
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pipeline_assets.recipe import MAX_STEPS_PER_FAN_OUT, UPSTREAM, Recipe
 from pipeline_assets.references import Pipeline, PipelineResource
 from resources.artifact_store import WHOLE, ArtifactRef, ArtifactStore, unit_inputs
-from resources.tables import read_array, read_json, read_table, write_json
+from resources.tables import read_array, read_first_rows, read_json, read_table, write_json
 from training_io.errors import CorpusmillError
 from training_io.manifest import Manifest
 
@@ -28,6 +28,7 @@ GROUP = "corpusmill"
 OWNERS = ("team:data",)
 UNITS_NAME = "units.json"
 DATA_VERSION_TAG = "dagster/data_version"
+SAMPLE_ROWS = 5
 POOL = "corpusmill"
 """The concurrency pool of all mapped steps, over all runs of an instance."""
 
@@ -83,6 +84,10 @@ class Stage:
     def table(self, ref: ArtifactRef, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """A table of an artifact, or some of its columns."""
         return read_table(self.folder(ref) / name, columns)
+
+    def sample(self, ref: ArtifactRef, name: str) -> pa.Table:
+        """The first few rows of a table of an artifact, for its page."""
+        return read_first_rows(self.folder(ref) / name, SAMPLE_ROWS)
 
     def array(self, ref: ArtifactRef, name: str) -> np.ndarray[Any, Any]:
         """An array of an artifact, memory-mapped when large."""

@@ -180,14 +180,11 @@ def _corrupt(path: Path, what: str) -> SourceError:
 def read_row_groups(
     file: SourceFile, row_groups: Sequence[int], columns: Sequence[str]
 ) -> Iterator[tuple[int, pa.Table]]:
-    """The selected row groups, one table each, with those of `columns` that the file has; SourceError if unreadable."""
-    repeated = [name for name in columns if file.columns.count(name) > 1]
-    if repeated:
-        raise SourceError(
-            f"{file.location}: expected each column once, found {repeated[0]!r} {file.columns.count(repeated[0])}"
-            " times. Rename or drop all but one of them."
-        )
-    wanted = [name for name in columns if name in file.columns]
+    """The selected row groups, one table each, with those of `columns` that the file has; SourceError if unreadable.
+
+    A column that the file has twice is none: nothing says which of them is meant.
+    """
+    wanted = [name for name in columns if file.columns.count(name) == 1]
     try:
         size = file.location.stat().st_size
         if (size, _hash_footer(file.location, size)) != (file.size_bytes, file.footer_sha256):

@@ -19,13 +19,16 @@ def holds(document, ngram):
 
 
 def overlap(items, documents, ngram, min_words, max_documents):
-    """Hits (item, document, n-grams, n-grams of the item, excerpt), and boilerplate {n-gram: (documents, items)}."""
+    """Hits (item, document, n-grams, n-grams of the item, excerpt), and boilerplate {n-gram: (documents, items)}.
+
+    Of equal documents the first one stands for all, in hits and where boilerplate is told by its number of texts.
+    """
     of_item = [ngrams(item, ngram, min_words) for item in items]
     holders = {one: [d for d, text in enumerate(documents) if holds(text, one)] for some in of_item for one in some}
-    common = {one: found for one, found in holders.items() if len(found) > max_documents}
+    common = {one: found for one, found in holders.items() if len({documents[d] for d in found}) > max_documents}
     hits = []
     for item, some in enumerate(of_item):
-        for document in range(len(documents)):
+        for document in sorted(documents.index(text) for text in set(documents)):
             matching = [one for one in some if one not in common and document in holders[one]]
             if matching:
                 hits.append((item, document, len(matching), len(some), " ".join(matching[0])))

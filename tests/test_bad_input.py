@@ -1,9 +1,11 @@
 """What a user can get wrong: one clear error each, which says what to do, and nothing half-written behind it."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import small_corpus
@@ -108,8 +110,39 @@ def test_a_damaged_page_fails_its_own_stripe_alone(folder: Path) -> None:
     assert metadata["artifacts_reused"] >= 3
 
 
-def with_reference(path: Path) -> dict[str, Any]:
-    held_out = {"name": "held_out", "kind": "file", "path": str(path), "action": "train_only"}
+def test_other_columns_than_the_text_stop_no_run(folder: Path) -> None:
+    texts = [small_corpus.sentences(9_000 + row) for row in range(4)]
+    columns = [
+        pa.array(texts),
+        pa.array([b"http://a", b"\xff\xfe", None, b"http://b"]),
+        pa.array([["crawl"], ["crawl"], None, []]),
+        pa.array(["0.5", "high", None, "0.7"]),
+        pa.array(texts, pa.string_view()),
+        pa.array(["once"] * 4),
+        pa.array(["twice"] * 4),
+    ]
+    names = ["text", "url", "dump", "score", "language", "id", "id"]
+    pq.write_table(pa.Table.from_arrays(columns, names=names), folder / "alpha" / "odd.parquet")
+    recipe, home = small_corpus.write_recipe(folder), folder / "home"
+    result = small_corpus.materialize(recipe, home, "raw_row_groups")
+    assert result.success, small_corpus.failures(result)
+    assert small_corpus.materialized_metadata(result)["raw_row_groups"]["invalid_values"] == 1 + 3 + 1
+    built = small_corpus.build(recipe, home, "raw_row_groups")
+    units = units_in(built.stage, built.refs["raw_row_groups"])
+    (unit,) = [unit for unit in units if unit.counts["file"] == "odd.parquet"]
+    assert (unit.counts["documents"], unit.counts["missing_columns"]) == (4, ["id", "language_score"])
+    rows = built.stage.table(unit, "rows.parquet", ["url", "dump", "score", "language", "id"]).to_pydict()
+    assert rows == {
+        "url": ["http://a", None, None, "http://b"],
+        "dump": [None] * 4,
+        "score": [0.5, None, None, 0.7],
+        "language": texts,
+        "id": [None] * 4,
+    }
+
+
+def with_reference(path: Path, **more: Any) -> dict[str, Any]:
+    held_out = {"name": "held_out", "kind": "file", "path": str(path), "action": "train_only", **more}
     return {"references": [small_corpus.RECIPE["references"][0], held_out]}
 
 
@@ -122,6 +155,53 @@ def test_a_reference_file_that_is_missing_or_empty(clean: Built, tmp_path: Path)
     path.write_text("\n \n", encoding="utf-8")
     (refusal,) = refusals(recipe, home, "reference_sets").values()
     assert_says(refusal, "SourceError", "reference set held_out", "at least one text", "mend references")
+
+
+def test_a_reference_file_that_cannot_be_read_is_named_with_its_set_and_line(clean: Built, tmp_path: Path) -> None:
+    home = small_corpus.copy_home(clean, tmp_path / "home").home
+    for name, content, parts in (
+        ("exam.txt", b"one\ncaf\xe9\n", ("line 2", "UTF-8 text", "Save the file as UTF-8")),
+        ("exam.jsonl", b'{"text": "one"}\n{"question": "two"}\n', ("line 2", "'text'", "'question'", "Mend the line")),
+        ("exam.csv", b"text\none\n", (".parquet, .jsonl or .txt", "Rename or convert")),
+        ("exam.parquet", b"PAR1", ("a Parquet file", "fetch it again")),
+    ):
+        (tmp_path / name).write_bytes(content)
+        recipe = small_corpus.write_recipe(clean.recipe.parent, with_reference(tmp_path / name), "references.yaml")
+        (refusal,) = refusals(recipe, home, "reference_sets").values()
+        assert_says(refusal, "SourceError", "reference set held_out: ", str(tmp_path / name), *parts)
+
+
+def test_a_reference_set_is_the_same_from_each_kind_of_file(clean: Built, tmp_path: Path) -> None:
+    home = small_corpus.copy_home(clean, tmp_path / "home").home
+    texts = [small_corpus.HELD_OUT, small_corpus.sentences(2_000)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "exam.PARQUET")
+    (tmp_path / "exam.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(texts).encode())
+    (tmp_path / "exam.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    found = []
+    for name in ("exam.PARQUET", "exam.txt", "exam.jsonl"):
+        recipe = small_corpus.write_recipe(clean.recipe.parent, with_reference(tmp_path / name), "references.yaml")
+        built = small_corpus.build(recipe, home, "reference_sets")
+        table = built.stage.table(built.refs["reference_sets"], "held_out.parquet")
+        assert sorted(table.column("text").to_pylist()) == sorted(texts)
+        found.append(built.refs["reference_sets"].digest)
+    assert found == found[:1] * 3
+
+
+def test_a_universe_that_is_smaller_than_what_was_drawn_from_it(clean: Built, tmp_path: Path) -> None:
+    home = small_corpus.copy_home(clean, tmp_path / "home").home
+    path = tmp_path / "exam.txt"
+    num_documents = clean.refs["raw_row_groups"].counts["documents"]
+    for num_texts, drawn in ((1, num_documents), (2 * num_documents, 2 * num_documents)):
+        path.write_text("\n".join(map(str, range(num_texts))))
+        changes = with_reference(path, universe_documents=drawn - 1)
+        recipe = small_corpus.write_recipe(clean.recipe.parent, changes, "references.yaml")
+        (refusal,) = refusals(recipe, home, "reference_sets").values()
+        parts = (
+            f"{num_documents} documents of the corpus",
+            f"{num_texts} texts of the set",
+            f"found {drawn - 1}. Mend",
+        )
+        assert_says(refusal, "RecipeError", f"set held_out: expected universe_documents of at least {drawn}", *parts)
 
 
 def test_a_tokenizer_that_is_missing_broken_or_without_the_named_eos(clean: Built, tmp_path: Path) -> None:
@@ -174,7 +254,9 @@ def test_hostile_names_and_texts_are_data_like_any_other(folder: Path) -> None:
         texts = [HOSTILE_TEXTS[number], *(small_corpus.sentences(8_000 + 10 * number + row) for row in range(4))]
         rows = [{"text": text, "id": name, "dump": f"<b>{name}</b>", "url": "javascript:alert(1)"} for text in texts]
         small_corpus.write_rows(folder / "beta" / name, rows)
-    recipe, home = small_corpus.write_recipe(folder, {"reading.stripes": 1, "reading.stripes_read": 1}), folder / "home"
+    # A million times the same letter is a token a byte with 300 ids: worth its warning, and no more.
+    changes = {"reading.stripes": 1, "reading.stripes_read": 1, "tokenizer_report": {"min_bytes_a_token": 0.5}}
+    recipe, home = small_corpus.write_recipe(folder, changes), folder / "home"
     before = {path for path in folder.parent.rglob("*") if home not in path.parents}
     result = small_corpus.materialize(recipe, home, "raw_row_groups")
     assert result.success, small_corpus.failures(result)

@@ -1,5 +1,7 @@
 """Overlap finds what sets of word tuples find, whatever the units, the collisions and the buffers."""
 
+import hashlib
+
 import naive_overlap
 import naive_text
 import numpy as np
@@ -10,16 +12,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline_assets.transforms import overlap
-from pipeline_assets.transforms.overlap import expected_by_chance, find_overlap, index_items, overlap_hits, spelled
+from pipeline_assets.transforms.overlap import (
+    check_universe,
+    expected_by_chance,
+    find_overlap,
+    index_items,
+    overlap_hits,
+    spelled,
+)
 from training_io.errors import RecipeError
 
 # Words from few letters of many kinds, so that texts share n-grams, repeat them, and hold runs and single ideographs.
 mixed_text = st.text(alphabet="aZé ,東ー안\u0301𠀀\n7", max_size=40) | st.lists(
     st.sampled_from(["a", "B", "cd", "東", ",", "é"]), max_size=25
 ).map(" ".join)
+# Units of documents, with copies within them and across them.
+copied_units = st.lists(mixed_text, min_size=1, max_size=4).flatmap(
+    lambda texts: st.lists(st.lists(st.sampled_from(texts), max_size=6), max_size=3)
+)
 settings = st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3)).map(
     lambda drawn: {"ngram": max(drawn[:2]), "min_words": min(drawn[:2]), "max_documents": drawn[2]}
 )
+
+
+def ids_of(documents):
+    joined = b"".join(hashlib.sha256(document.encode()).digest() for document in documents)
+    return np.frombuffer(joined, np.uint8).reshape(-1, 32)
+
+
+def unlike(num_rows):
+    """Ids of rows that no other one stands for."""
+    return ids_of(map(str, range(num_rows)))
+
+
+def found_in(documents, index, **knobs):
+    return find_overlap(pa.array(documents, pa.large_string()), ids_of(documents), index, **knobs)[0]
 
 
 def searched(items, units, *, ngram=13, min_words=8, max_documents=10, hash_bits=64):
@@ -27,9 +54,10 @@ def searched(items, units, *, ngram=13, min_words=8, max_documents=10, hash_bits
     index, index_stats = index_items(
         pa.array(items, pa.string()), ngram=ngram, min_words=min_words, hash_bits=hash_bits
     )
-    found = [find_overlap(pa.array(unit, pa.large_string()), index, max_documents=max_documents)[0] for unit in units]
+    found = [found_in(unit, index, max_documents=max_documents) for unit in units]
     firsts = np.cumsum([0, *map(len, units)])[:-1].tolist()
-    hits, stats = overlap_hits(index, found, firsts, max_documents=max_documents)
+    doc_ids = ids_of([document for unit in units for document in unit])
+    hits, stats = overlap_hits(index, found, firsts, doc_ids, max_documents=max_documents)
     return index, hits, index_stats, stats
 
 
@@ -43,7 +71,7 @@ def boilerplate_of(hits):
 
 @given(
     st.lists(mixed_text, max_size=5),
-    st.lists(st.lists(mixed_text, max_size=4), max_size=3),
+    st.lists(st.lists(mixed_text, max_size=4), max_size=3) | copied_units,
     settings,
     st.sampled_from([1, 3, 64]),
 )
@@ -81,7 +109,7 @@ def test_an_item_that_is_quoted_is_found(others, item, knobs, random):
 
 @given(
     st.lists(mixed_text, min_size=1, max_size=4),
-    st.lists(st.lists(mixed_text, max_size=3), min_size=1, max_size=4),
+    st.lists(st.lists(mixed_text, max_size=3), min_size=1, max_size=4) | copied_units,
     settings,
     st.randoms(use_true_random=False),
 )
@@ -90,15 +118,17 @@ def test_the_order_of_units_and_their_cuts_change_nothing(items, units, knobs, r
     index, _ = index_items(pa.array(items), ngram=knobs["ngram"], min_words=knobs["min_words"])
     firsts = np.cumsum([0, *map(len, units)])[:-1].tolist()
     order = random.sample(range(len(units)), len(units))
-    found = [
-        find_overlap(pa.array(units[n], pa.string()), index, max_documents=knobs["max_documents"])[0] for n in order
-    ]
-    other, other_stats = overlap_hits(index, found, [firsts[n] for n in order], max_documents=knobs["max_documents"])
+    found = [found_in(units[n], index, max_documents=knobs["max_documents"]) for n in order]
+    doc_ids = ids_of([document for unit in units for document in unit])
+    other, other_stats = overlap_hits(
+        index, found, [firsts[n] for n in order], doc_ids, max_documents=knobs["max_documents"]
+    )
     assert rows_of(other) == rows_of(hits)
     assert other.boilerplate.to_pylist() == hits.boilerplate.to_pylist()
     assert other_stats == stats
     _, joined, _, _ = searched(items, [[document for unit in units for document in unit]], **knobs)
     assert rows_of(joined) == rows_of(hits)
+    assert boilerplate_of(joined) == boilerplate_of(hits)
 
 
 @given(st.lists(mixed_text, max_size=6), st.randoms(use_true_random=False))
@@ -128,7 +158,7 @@ def test_array_types_and_slices_do_not_matter(type_):
     index, _ = index_items(array.slice(1, 2), ngram=3, min_words=3)
     assert sorted(spelled(index, np.arange(2)).to_pylist()) == sorted(items)
     documents = pa.chunked_array([array.slice(1, 1), array.slice(0, 0), array.slice(0, 3)])
-    found, stats = find_overlap(documents, index)
+    found, stats = find_overlap(documents, unlike(4), index)
     assert sorted(found.hits[:, 1].tolist()) == [0, 2, 3]
     assert (stats.num_documents, stats.num_bytes, stats.num_ngrams_found) == (4, 13 + 4 + 13 + 13, 2)
 
@@ -161,6 +191,21 @@ def test_the_limit_counts_documents_over_all_units(copies, is_found):
     _, hits, _, _ = searched([question], units)
     assert len(rows_of(hits)) == (copies if is_found else 0)
     assert len(boilerplate_of(hits)) == (0 if is_found else 8)
+
+
+@pytest.mark.parametrize("cuts", [[33], [1, 32], [11, 11, 11], [3] * 11])
+def test_copies_of_one_text_are_no_boilerplate(cuts):
+    question = small_corpus.sentences(1, 20)
+    texts = [f"{small_corpus.sentences(10 + n)} {question}" for n in range(3)]
+    documents = iter(texts * 11)
+    units = [[next(documents) for _ in range(size)] for size in cuts]
+    _, hits, _, stats = searched([question], units, max_documents=3)
+    assert [row[:3] for row in rows_of(hits)] == [(0, document, 8) for document in range(3)]
+    assert (boilerplate_of(hits), stats.num_left_out) == ({}, 0)
+    _, hits, _, stats = searched([question], units, max_documents=2)
+    assert rows_of(hits) == []
+    assert set(boilerplate_of(hits).values()) == {(33, 1)}
+    assert stats.num_left_out == 1
 
 
 def test_items_are_whole_where_they_are_short_and_counted_where_they_are_too_short():
@@ -200,13 +245,13 @@ def test_invalid_bytes_separate_words():
     index, _ = index_items(pa.array(["one two"]), ngram=2, min_words=2)
     data = [b"one \xff two", b"one\xfftwo", b"one t\xffwo", b"one two\xe4", b"\xe4one two"]
     texts = pa.array(data, pa.binary()).view(pa.string())
-    found, _ = find_overlap(texts, index)
+    found, _ = find_overlap(texts, unlike(5), index)
     assert found.hits[:, 1].tolist() == [0, 1, 3, 4]
 
 
 def test_a_longer_word_is_no_match():
     index, _ = index_items(pa.array(["one two"]), ngram=2, min_words=2, hash_bits=1)
-    found, _ = find_overlap(pa.array(["one twofold", "none two", "one two", "oneTwo", "ONE-two"]), index)
+    found = found_in(["one twofold", "none two", "one two", "oneTwo", "ONE-two"], index)
     assert found.hits[:, 1].tolist() == [2, 4]
 
 
@@ -222,8 +267,10 @@ def test_no_items_and_no_documents():
 def test_matches_by_chance():
     assert 160 < expected_by_chance(88_000, 2_424_000, 1_300_000_000) < 175
     assert expected_by_chance(5, 10, 10) == 5
-    with pytest.raises(RecipeError, match=r"at least the 2,424,000 documents .* found 1,000,000\. Set it"):
-        expected_by_chance(88_000, 2_424_000, 1_000_000)
+    check_universe("exam", 5, 10, 10)
+    for texts, documents in ((88_000, 2_424_000), (2_424_000, 88_000)):
+        with pytest.raises(RecipeError, match=r"exam: expected universe_documents of at least 2,424,000.* found 1,00"):
+            check_universe("exam", texts, documents, 1_000_000)
 
 
 def test_chance_is_what_drawing_gives():

@@ -287,12 +287,12 @@ def test_a_reference_table_is_the_text_column_of_one_file(tmp_path):
         read_reference_table(path)
 
 
-def test_an_optional_column_that_is_there_twice_is_an_error(tmp_path):
-    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["1"]), pa.array(["2"])], names=["text", "id", "id"])
-    pq.write_table(table, tmp_path / "twice.parquet")
+def test_an_optional_column_that_is_there_twice_is_left_out(tmp_path):
+    arrays = [pa.array([value]) for value in ("a", "1", "2", "b")]
+    pq.write_table(pa.Table.from_arrays(arrays, names=["text", "id", "id", "url"]), tmp_path / "twice.parquet")
     (file,) = list_files([PoolFolder(name="pool", folder=tmp_path, glob="*.parquet")])
-    with pytest.raises(SourceError, match=r"twice\.parquet: expected each column once, found 'id' 2 times"):
-        list(read_row_groups(file, [0], ["text", "id"]))
+    [(_, table)] = read_row_groups(file, [0], ["text", "id", "url"])
+    assert table.to_pydict() == {"text": ["a"], "url": ["b"]}
 
 
 def test_a_link_to_nothing_or_to_a_folder_is_an_error(tmp_path):

@@ -16,7 +16,6 @@ from pipeline_assets.transforms.rows import (
     first_of_each,
     text_doc_ids,
 )
-from training_io.errors import SourceError
 
 BOM = b"\xef\xbb\xbf"
 
@@ -138,10 +137,55 @@ def test_optional_columns_are_kept_as_our_types_and_absent_ones_are_null():
     }
 
 
-@pytest.mark.parametrize(("name", "values"), [("score", ["high"]), ("dump", [["a"]]), ("url", [{"host": "a"}])])
-def test_a_column_that_cannot_be_read_as_ours_is_an_error_that_names_it(name, values):
-    with pytest.raises(SourceError, match=rf"web/a/b\.parquet, row group 3: expected a column '{name}' that reads as"):
-        clean(pa.array(["a"]), **{name: values})
+def as_dictionary(values):
+    return pa.DictionaryArray.from_arrays(pa.array([0, 1, None], pa.int8()), values[:2])
+
+
+BAD_URLS = [b"http://a", b"\xff", None]
+
+
+@pytest.mark.parametrize(
+    "urls",
+    [
+        pa.array(BAD_URLS, pa.binary()),
+        pa.array(BAD_URLS, pa.large_binary()),
+        pa.array(BAD_URLS, pa.binary_view()),
+        pa.array([b"http://a", b"\xff" * 8, None], pa.binary(8)),
+        as_dictionary(pa.array(BAD_URLS, pa.binary())),
+        as_dictionary(unchecked(BAD_URLS)),
+        unchecked(BAD_URLS),
+        unchecked(BAD_URLS, pa.large_string()),
+        unchecked(BAD_URLS).cast(pa.string_view()),
+    ],
+    ids=lambda urls: str(urls.type),
+)
+def test_bytes_of_another_column_that_are_not_utf8_are_null_whatever_their_type(urls):
+    for name in ("id", "dump", "url", "language"):
+        table, stats = clean(pa.array(["a", "b", "c"]), **{name: urls})
+        assert table.schema == arrow_schema(RawRows)
+        assert table.column(name).to_pylist() == ["http://a", None, None]
+        assert (stats.rows_used, stats.invalid_values) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("score", pa.array(["0.5", "high", None]), [0.5, None, None]),
+        ("score", pa.array([2**60, 3, None]), [None, 3.0, None]),
+        ("score", pa.array([[0.5], [], None]), [None, None, None]),
+        ("language_score", unchecked([b"0.5", b"\xff", None]), [0.5, None, None]),
+        ("language_score", pa.array([0, 1, None], pa.timestamp("us")), [None, None, None]),
+        ("dump", pa.array([["a"], [], None]), [None, None, None]),
+        ("url", pa.array([{"host": "a"}, {}, None]), [None, None, None]),
+        ("id", pa.array([[("a", 1)], [], None], pa.map_(pa.string(), pa.int64())), [None, None, None]),
+        ("url", pa.array([0, 1, None], pa.timestamp("us", tz="Nowhere/Else")), [None, None, None]),
+    ],
+)
+def test_values_that_cannot_be_read_as_ours_are_null_and_counted(name, values, expected):
+    table, stats = clean(pa.array(["a", "b", "c"]), **{name: values})
+    assert table.schema == arrow_schema(RawRows)
+    assert table.column(name).to_pylist() == expected
+    assert stats.invalid_values == expected.count(None) - 1
 
 
 def test_a_value_of_another_column_that_is_not_utf8_is_null_and_counted():

@@ -17,12 +17,17 @@ BLOCK_BYTES = 1 << 24
 
 def shingle_sets(texts: pa.Array | pa.ChunkedArray, ngram: int = 5) -> tuple[U32, I64]:
     """Each text's distinct shingle hashes, ascending: (hashes uint32[total], their offsets int64[n + 1])."""
-    sets: list[U32] = []
+    sets, lengths = [np.empty(0, dtype=np.uint32)], [np.zeros(1, dtype=np.int64)]
     for data, offsets in utf8_blocks(texts, BLOCK_BYTES):
         hashes, hash_offsets, _ = hash_documents(data, offsets, ngram)
-        sets.extend(np.unique(hashes[start:end]) for start, end in pairwise(hash_offsets))
-    lengths = np.array([len(one) for one in sets], dtype=np.int64)
-    return np.concatenate([np.empty(0, dtype=np.uint32), *sets]), np.concatenate([[0], np.cumsum(lengths)])
+        for start, end in pairwise(hash_offsets.tolist()):
+            hashes[start:end].sort()
+        is_first = np.ones(len(hashes), dtype=np.bool_)  # of equal hashes of a text
+        is_first[1:] = hashes[1:] != hashes[:-1]
+        is_first[hash_offsets[:-1][np.diff(hash_offsets) > 0]] = True
+        sets.append(hashes[is_first])
+        lengths.append(np.diff(np.concatenate([[0], np.cumsum(is_first)])[hash_offsets]))
+    return np.concatenate(sets), np.cumsum(np.concatenate(lengths))
 
 
 def jaccard_of_sets(hashes: U32, offsets: I64, pairs: I64) -> F64:

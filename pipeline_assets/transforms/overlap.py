@@ -2,8 +2,8 @@
 
 GPT-3's way (Brown et al. 2020, appendix C): an item is known from the documents that hold one of its n-grams, runs of
 13 words. An item of fewer words is one n-gram of all of them, from a smallest number of words on. An n-gram that many
-documents hold is boilerplate and matches none. Words are those of shingles; an n-gram is found by a 64-bit hash and
-then compared word by word, so no collision is a hit.
+distinct texts hold is boilerplate and matches none; a page that was copied often is one text. Words are those of
+shingles; an n-gram is found by a 64-bit hash and then compared word by word, so no collision is a hit.
 
     items -> index_items -> find_overlap (a unit's texts at a time) -> overlap_hits (all units)
 
@@ -15,11 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline_assets.transforms.arrays import I64, U32, U64, positions, utf8_blocks
+from pipeline_assets.transforms.arrays import I64, U8, U32, U64, positions, utf8_blocks
 from pipeline_assets.transforms.words import fold_table
 from training_io.errors import RecipeError
+from training_io.hashing import DOC_ID_BYTES
 
 BLOCK_BYTES = 1 << 22
 WORD_BUFFER = 4096
@@ -65,9 +67,12 @@ class IndexStats:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitOverlap:
-    """What one unit's texts hold: how many of them hold each n-gram, and which, unless they are too many."""
+    """What one unit's rows hold: how many texts and rows hold each n-gram, and which texts, unless they are too many.
 
-    found: I64  # int64[k, 2] of (n-gram, number of texts), ascending
+    Rows of the same text are one text, and its first row stands for it.
+    """
+
+    found: I64  # int64[k, 3] of (n-gram, number of texts, number of rows), ascending
     hits: I64  # int64[h, 2] of (n-gram, row), ascending; none of an n-gram that more than max_documents texts hold
 
 
@@ -85,8 +90,8 @@ class OverlapHits:
     """What all units hold, as tables.
 
     hits: item, document, num_ngrams (the item's n-grams that the document holds), item_ngrams (all that it has),
-    excerpt (the words of the first one in the item); by item and document.
-    boilerplate: ngram (its words), num_documents, num_items; by falling number of documents.
+    excerpt (the words of the first one in the item); by item and document, of copies the first one alone.
+    boilerplate: ngram (its words), num_documents (copies counted), num_items; by falling number of documents.
     """
 
     hits: pa.Table
@@ -205,27 +210,45 @@ def _spelled_words(items: pa.Array | pa.ChunkedArray) -> tuple[U32, I64, U64, I6
 
 
 def find_overlap(
-    texts: pa.Array | pa.ChunkedArray, index: OverlapIndex, *, max_documents: int = 10
+    texts: pa.Array | pa.ChunkedArray, doc_ids: U8, index: OverlapIndex, *, max_documents: int = 10
 ) -> tuple[UnitOverlap, UnitStats]:
     """The index's n-grams that a unit's texts (no nulls) hold; rows count from 0 within the unit.
 
-    A text that holds an n-gram several times counts once. Of an n-gram that more than `max_documents` of the texts hold
-    only their number is kept: that many hits are boilerplate, whatever other units hold.
+    doc_ids is uint8[n, 32], equal where texts are. A text that holds an n-gram several times counts once. Of an n-gram
+    that more than `max_documents` texts hold only their number is kept: that many are boilerplate, whatever other units
+    hold.
     """
-    num_documents = np.zeros(index.num_ngrams, np.int64)
-    hits, num_bytes = _search(texts, index, max_documents, num_documents)
-    hits = hits[num_documents[hits[:, 0]] <= max_documents]
-    found = np.flatnonzero(num_documents)
+    assert doc_ids.shape == (len(texts), DOC_ID_BYTES), (len(texts), doc_ids.shape)
+    counts = np.zeros((index.num_ngrams, 2), np.int64)
+    hits, num_bytes = _search(texts, _copies(doc_ids), index, max_documents, counts)
+    hits = hits[counts[hits[:, 0], 0] <= max_documents]
+    found = np.flatnonzero(counts[:, 0])
     overlap = UnitOverlap(
-        found=np.column_stack([found, num_documents[found]]), hits=hits[np.lexsort((hits[:, 1], hits[:, 0]))]
+        found=np.column_stack([found, counts[found]]), hits=hits[np.lexsort((hits[:, 1], hits[:, 0]))]
     )
     return overlap, UnitStats(num_documents=len(texts), num_bytes=num_bytes, num_ngrams_found=len(found))
 
 
+def _copies(doc_ids: U8) -> I64:
+    """How many rows have each row's text, told of its first row alone: uint8[n, 32] -> int64[n], else 0."""
+    _, first, count = np.unique(_whole(doc_ids), return_index=True, return_counts=True)
+    copies = np.zeros(len(doc_ids), np.int64)
+    copies[first] = count
+    return copies
+
+
+def _whole(doc_ids: U8) -> npt.NDArray[np.void]:
+    """Each doc_id as one value."""
+    return np.ascontiguousarray(doc_ids).view(np.dtype((np.void, DOC_ID_BYTES))).ravel()
+
+
 def _search(
-    texts: pa.Array | pa.ChunkedArray, index: OverlapIndex, max_documents: int, num_documents: I64
+    texts: pa.Array | pa.ChunkedArray, copies: I64, index: OverlapIndex, max_documents: int, counts: I64
 ) -> tuple[I64, int]:
-    """The first `max_documents` rows of each n-gram, and the bytes read; counts all rows into `num_documents`."""
+    """The first `max_documents` texts' rows of each n-gram, and the bytes read; all go into `counts` int64[g, 2].
+
+    A row of no copies is one that an earlier row stands for.
+    """
     from pipeline_assets.transforms import overlap_kernels  # numba takes a second to import
 
     kinds = np.unique(index.lengths)
@@ -249,9 +272,10 @@ def _search(
                 kinds,
                 _mask(index.hash_bits),
                 row,
+                copies,
                 max_documents,
                 last_row,
-                num_documents,
+                counts,
                 cursor,
                 hits,
             )
@@ -262,22 +286,27 @@ def _search(
 
 
 def overlap_hits(
-    index: OverlapIndex, units: Sequence[UnitOverlap], first_documents: Sequence[int], *, max_documents: int = 10
+    index: OverlapIndex,
+    units: Sequence[UnitOverlap],
+    first_documents: Sequence[int],
+    doc_ids: U8,
+    *,
+    max_documents: int = 10,
 ) -> tuple[OverlapHits, HitStats]:
     """Which documents hold which items, over all units, boilerplate left out.
 
-    `first_documents` numbers each unit's first row; `max_documents` is what the units were searched with. The order of
-    the units changes nothing.
+    `first_documents` numbers each unit's first row, `doc_ids` uint8[n, 32] are those of all rows, and `max_documents`
+    is what the units were searched with. The order of the units and their cuts change nothing.
     """
     num_documents = np.zeros(index.num_ngrams, np.int64)
+    is_boilerplate = np.zeros(index.num_ngrams, np.bool_)
     for unit in units:
-        num_documents[unit.found[:, 0]] += unit.found[:, 1]
-    is_boilerplate = num_documents > max_documents
-    hits = [
-        unit.hits[~is_boilerplate[unit.hits[:, 0]]] + np.array([0, first])
-        for unit, first in zip(units, first_documents, strict=True)
-    ]
-    table = _hit_table(index, np.concatenate([np.empty((0, 2), np.int64), *hits]))
+        num_documents[unit.found[:, 0]] += unit.found[:, 2]
+        is_boilerplate[unit.found[unit.found[:, 1] > max_documents, 0]] = True
+    found_hits = [unit.hits + np.array([0, first]) for unit, first in zip(units, first_documents, strict=True)]
+    hits = _one_a_text(np.concatenate([np.empty((0, 2), np.int64), *found_hits]), doc_ids)
+    is_boilerplate |= np.bincount(hits[:, 0], minlength=index.num_ngrams) > max_documents
+    table = _hit_table(index, hits[~is_boilerplate[hits[:, 0]]])
     found, common = np.flatnonzero(num_documents), np.flatnonzero(is_boilerplate)
     common = common[np.argsort(-num_documents[common], kind="stable")]
     boilerplate = {
@@ -293,6 +322,17 @@ def overlap_hits(
         num_documents=len(np.unique(table.column("document"))),
         num_left_out=len(np.setdiff1d(index.items[_owners_of(index, found)[1]], matched)),
     )
+
+
+def _one_a_text(hits: I64, doc_ids: U8) -> I64:
+    """Of (n-gram, document) the first document of each text that holds the n-gram, by n-gram."""
+    documents, place = np.unique(hits[:, 1], return_inverse=True)
+    text = np.unique(_whole(doc_ids[documents]), return_inverse=True)[1][place]
+    order = np.lexsort((hits[:, 1], text, hits[:, 0]))
+    hits, text = hits[order], text[order]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = (hits[1:, 0] != hits[:-1, 0]) | (text[1:] != text[:-1])
+    return hits[is_first]
 
 
 def _hit_table(index: OverlapIndex, hits: I64) -> pa.Table:
@@ -327,19 +367,26 @@ def spelled(index: OverlapIndex, ngrams: I64) -> pa.Array:
     return pa.array([spelling.replace("\0", " ") for spelling in spellings], pa.large_string())
 
 
+def check_universe(
+    reference_set: str, num_reference_texts: int, num_corpus_documents: int, universe_documents: int
+) -> None:
+    """RecipeError for a universe that is smaller than the corpus or the set, which were drawn from it."""
+    drawn = max(num_reference_texts, num_corpus_documents)
+    if universe_documents < drawn:
+        raise RecipeError(
+            f"reference set {reference_set}: expected universe_documents of at least {drawn:,}, since"
+            f" {num_corpus_documents:,} documents of the corpus and {num_reference_texts:,} texts of the set come from"
+            f" it, found {universe_documents:,}. Mend references in the recipe."
+        )
+
+
 def expected_by_chance(num_reference_texts: int, num_corpus_documents: int, universe_documents: int) -> float:
     """Documents that a corpus and a reference set share if both are independent draws from one universe: n K / N.
 
     The mean of the hypergeometric distribution; many more found than expected means that the draws were not
-    independent. RecipeError for a universe smaller than one of the two.
+    independent. Both are in the universe: see `check_universe`.
 
     >>> round(expected_by_chance(88_000, 2_424_000, 1_300_000_000))
     164
     """
-    drawn = max(num_reference_texts, num_corpus_documents)
-    if universe_documents < drawn:
-        raise RecipeError(
-            f"universe_documents: expected at least the {drawn:,} documents that were drawn from it, found"
-            f" {universe_documents:,}. Set it to the size of what both the corpus and the reference set come from."
-        )
     return num_reference_texts * num_corpus_documents / universe_documents

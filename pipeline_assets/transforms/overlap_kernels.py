@@ -206,9 +206,10 @@ def _sift(sums, num_words, length, power, mask, sieve, sieve_shift, passed):  # 
         READ_I64,
         nb.uint64,
         nb.int64,
+        READ_I64,
         nb.int64,
         nb.int64[::1],
-        nb.int64[::1],
+        nb.int64[:, ::1],
         nb.int64[::1],
         nb.int64[:, ::1],
     ),
@@ -229,15 +230,17 @@ def find_ngrams(  # type: ignore[no-untyped-def]
     kinds,
     mask,
     first_row,
+    copies,
     max_documents,
     last_row,
-    num_documents,
+    counts,
     cursor,
     hits,
 ):
     """Fill `hits` with (n-gram, row), from the text that `cursor` names on; returns how many.
 
     A text at which the hits run full is named by `cursor` and read again: `last_row` knows what was counted in it.
+    `copies` is how many rows a row stands for, 0 where another one stands for it: such a text is not read.
     """
     text, num_hits, longest = data.ctypes.data, 0, kinds[-1]
     size = max(WORD_BUFFER, 4 * longest) + 2
@@ -251,7 +254,7 @@ def find_ngrams(  # type: ignore[no-untyped-def]
     for document in range(cursor[0], len(offsets) - 1):
         cursor[0] = document
         row, position, end, kept = first_row + document, offsets[document], offsets[document + 1], np.int64(0)
-        while position < end:
+        while position < end and copies[row]:
             filled, position = _scan_words(text, position, end, fold, words, word_starts, kept)
             for index in range(kept, filled):
                 words[np.uintp(index)] = fmix64(words[np.uintp(index)])
@@ -269,13 +272,14 @@ def find_ngrams(  # type: ignore[no-untyped-def]
                             continue
                         if not _has_words(text, word_starts[index], end, fold, points, starts[number], ends[number]):
                             continue
-                        if num_documents[number] < max_documents:
+                        if counts[number, 0] < max_documents:
                             if num_hits == len(hits):
                                 return num_hits
                             hits[num_hits, 0], hits[num_hits, 1] = number, row
                             num_hits += 1
                         last_row[number] = row
-                        num_documents[number] += 1
+                        counts[number, 0] += 1
+                        counts[number, 1] += copies[row]
             # The last words move to the front: the next block's n-grams begin with them.
             kept = min(longest - 1, filled)
             for index in range(kept):

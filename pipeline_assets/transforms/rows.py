@@ -2,8 +2,8 @@
 
 In: one Arrow table as read, and where it was read from. Out: the rows that are used, and counts of everything that was
 not, or that is worth knowing. A row is left out when its text is null, empty, or not valid UTF-8; the text of every
-other row is kept byte for byte: NUL bytes, byte-order marks and CR LF line ends stay and are counted. A value of
-another column that is not valid UTF-8 becomes null and is counted.
+other row is kept byte for byte: NUL bytes, byte-order marks and CR LF line ends stay and are counted. Other columns
+stop no run: a value of theirs that cannot be read as ours, or is not valid UTF-8, becomes null and is counted.
 """
 
 import hashlib
@@ -15,8 +15,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from training_io.errors import SourceError
-
 OPTIONAL_COLUMNS = {
     "id": pa.string(),
     "dump": pa.string(),
@@ -25,6 +23,7 @@ OPTIONAL_COLUMNS = {
     "language_score": pa.float64(),
     "score": pa.float64(),
 }
+UNREADABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError)  # of a cast: for this value, for this type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,7 @@ class RowStats:
     with_byte_order_mark: int
     with_crlf: int
     text_bytes: int
-    invalid_values: int  # in other columns than the text
+    invalid_values: int  # in other columns than the text, of the rows used
 
 
 def text_doc_ids(texts: pa.Array) -> pa.Array:
@@ -51,8 +50,10 @@ def text_doc_ids(texts: pa.Array) -> pa.Array:
 
 def doc_id_matrix(doc_ids: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint8]:
     """binary[n] of 32 bytes each -> uint8[n, 32]."""
-    joined = b"".join(value.as_buffer() for value in doc_ids)
-    return np.frombuffer(joined, dtype=np.uint8).reshape(len(doc_ids), 32)
+    fixed = doc_ids.cast(pa.binary(32))
+    chunks = fixed.chunks if isinstance(fixed, pa.ChunkedArray) else [fixed]
+    parts = [np.frombuffer(chunk.buffers()[1], "V32", len(chunk), 32 * chunk.offset) for chunk in chunks if len(chunk)]
+    return np.concatenate([np.empty(0, "V32"), *parts]).view(np.uint8).reshape(-1, 32)
 
 
 def doc_id_array(matrix: npt.NDArray[np.uint8]) -> pa.Array:
@@ -67,7 +68,6 @@ def clean_rows(table: pa.Table, *, pool: str, file: str, row_group: int) -> tupl
     """The usable rows of one row group with their coordinate, and what was counted.
 
     `table` has a text column of any string-like or null type, and any of OPTIONAL_COLUMNS; absent ones become null.
-    SourceError for a column whose values cannot be read as the type of ours.
     """
     as_bytes = _one_array(table.column("text"), pa.large_binary())
     is_null = np.asarray(as_bytes.is_null())
@@ -88,9 +88,9 @@ def clean_rows(table: pa.Table, *, pool: str, file: str, row_group: int) -> tupl
     invalid_values = 0
     for name, kind in OPTIONAL_COLUMNS.items():
         column = table.column(name) if name in table.column_names else pa.chunked_array([pa.nulls(table.num_rows)])
-        where = f"{pool}/{file}, row group {row_group}"
-        columns[name], num_invalid = _optional(column.take(pa.array(rows)), kind, where, name)
-        invalid_values += num_invalid
+        values, is_lost = _optional(column, kind)
+        columns[name] = values.take(pa.array(rows))
+        invalid_values += int(is_lost[rows].sum())
     stats = RowStats(
         rows_read=table.num_rows,
         rows_used=len(rows),
@@ -106,24 +106,32 @@ def clean_rows(table: pa.Table, *, pool: str, file: str, row_group: int) -> tupl
     return pa.table(columns), stats
 
 
-def _optional(column: pa.ChunkedArray, kind: pa.DataType, where: str, name: str) -> tuple[pa.Array, int]:
-    """The column as ours, values that are not UTF-8 as null, and how many those were."""
+def _optional(column: pa.ChunkedArray, kind: pa.DataType) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+    """The column as ours, and which values became null because they cannot be read so."""
+    column = _decoded(column)
     try:
         values = _one_array(column, kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise SourceError(
-            f"{where}: expected a column {name!r} that reads as {kind}, found {column.type} ({error})."
-            f" Rename or drop the column {name!r} of the file."
-        ) from error
-    if not pa.types.is_string(kind):
-        return values, 0
-    is_invalid = _invalid_utf8(values.cast(pa.binary()).cast(pa.large_binary()))
-    return pc.if_else(pa.array(is_invalid), None, values), int(is_invalid.sum())
+    except UNREADABLE:
+        values = pa.array([_readable(value, kind) for value in column], kind)
+    if pa.types.is_string(kind):
+        is_invalid = _invalid_utf8(values.cast(pa.binary()).cast(pa.large_binary()))
+        values = pc.if_else(pa.array(is_invalid), None, values)
+    return values, np.asarray(column.is_valid()) & np.asarray(values.is_null())
+
+
+def _readable(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar | None:
+    try:
+        return value.cast(kind)
+    except UNREADABLE:
+        return None
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
 def _one_array(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+    column = _decoded(column)
     if pa.types.is_string(column.type) and kind == pa.large_binary():
         # string -> large_binary has no direct cast; neither step checks or changes the bytes
         column = column.cast(pa.binary())
@@ -150,6 +158,9 @@ def _is_utf8(value: bytes) -> bool:
 
 
 def _count_containing(texts: pa.Array, pattern: str) -> int:
+    """Texts that contain the pattern; its first character is rare, and found faster where texts have no borders."""
+    if not len(texts) or not (np.frombuffer(texts.buffers()[2], np.uint8) == ord(pattern[0])).any():
+        return 0
     return int(pc.sum(pc.match_substring(texts, pattern), min_count=0).as_py())
 
 

@@ -47,17 +47,13 @@ def words(text: str) -> list[str]:
     ['don', 't', 'stop', 'naïve', 'café', '42', '東', '京']
     """
     code_points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
-    found, run = [], ""
-    for entry in fold_table()[code_points].tolist():
-        if 0 < entry < SINGLE:
-            run += chr(entry)
-            continue
-        if run:
-            found.append(run)
-            run = ""
-        if entry:
-            found.append(chr(entry - int(SINGLE)))
-    return [*found, run] if run else found
+    entries = fold_table()[code_points]
+    is_single = entries >= SINGLE
+    ends = np.cumsum(np.where(is_single, 3, 1))  # a word of its own stands between spaces
+    spaced = np.full(ends[-1] if len(ends) else 0, ord(" "), dtype="<u4")
+    is_word = entries > 0
+    spaced[(ends - 1 - is_single)[is_word]] = entries[is_word] & ~SINGLE
+    return spaced.tobytes().decode("utf-32-le").split()
 
 
 @cache
