@@ -1,13 +1,13 @@
 """Promise: a split's shards, one after another, are its documents in order, nothing lost."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from asset_checks.verdicts import Verdict, law, verdict_of
+from asset_checks.verdicts import MAX_EXAMPLES, Verdict, law, verdict_of
 from pipeline_assets.source import ROWS_NAME, pool_names
 from pipeline_assets.splits import TABLE_NAME
 from pipeline_assets.stripes import Stage, units_in
@@ -22,18 +22,75 @@ HEADER_BYTES = 1024
 
 
 def shards_match_their_headers_and_hashes(stage: Stage, token_shards: ArtifactRef, tokenizer: ArtifactRef) -> Verdict:
-    """Every file has the manifest's size and SHA-256; every shard's header, size and index agree; the tokenizer too."""
+    """Every file has the manifest's size and SHA-256; every shard's header, size and index agree; the tokenizer too.
+
+    Documents and tokens are as many in the manifest as in the indexes and in the files.
+    """
     folder, manifest = stage.open(token_shards)
     violations = damaged_files(folder, manifest)
-    for index in indexes(folder, token_shards):
+    found = indexes(folder, token_shards)
+    violations += _misstated_counts(manifest.counts, folder, found)
+    max_id = tokenizer.counts["max_id"]
+    if manifest.counts["vocab_size"] != max_id + 1:
+        violations.append(f"vocab_size: expected {max_id + 1:,}, found {manifest.counts['vocab_size']:,}")
+    for index in found:
         violations += invariants.shards_match_headers(folder, index)
         violations += invariants.documents_tile_shards(index)
-        if index.tokenizer_fingerprint != tokenizer.counts["fingerprint"]:
+        violations += _ids_of_no_vocabulary(folder, index, max_id)
+        claimed = (index.tokenizer_fingerprint[:12], index.eos_id, index.token_dtype)
+        dtype = "uint16" if max_id < 1 << 16 else "uint32"
+        wanted = (tokenizer.counts["fingerprint"][:12], tokenizer.counts["eos_id"], dtype)
+        if claimed != wanted:
+            violations.append(f"{index.split}: expected tokenizer, EOS and dtype {wanted}, found {claimed}")
+    return verdict_of("sizes, hashes, headers, counts and index agree", violations, f"{len(manifest.files):,} files")
+
+
+def _misstated_counts(stated: Mapping[str, Any], folder: Path, found: list[DocumentIndex]) -> list[str]:
+    """Counts of the manifest that are not those of the indexes, and sizes of files that are not the indexes' tokens."""
+    counted = {
+        index.split: {
+            "documents": len(index.doc_ids),
+            "tokens": int(index.lengths.sum()),
+            "shards": len(index.shard_files),
+        }
+        for index in found
+    }
+    violations = []
+    for index in found:
+        held = sum(
+            (folder / file).stat().st_size - HEADER_BYTES for file in index.shard_files if (folder / file).exists()
+        )
+        if held != counted[index.split]["tokens"] * _token_bytes(index):
             violations.append(
-                f"{index.split}: expected tokenizer {tokenizer.counts['fingerprint'][:12]},"
-                f" found {index.tokenizer_fingerprint[:12]}"
+                f"{index.split}: expected files of {counted[index.split]['tokens'] * _token_bytes(index):,} bytes"
+                f" beside their headers, found {held:,}"
             )
-    return verdict_of("sizes, hashes, headers and index agree", violations, f"{len(manifest.files):,} files")
+    totals = {name: sum(split[name] for split in counted.values()) for name in ("documents", "tokens", "shards")}
+    violations += [
+        f"{name}: counted {count}, found {stated[name]} in the manifest"
+        for name, count in {**totals, "splits": counted}.items()
+        if count != stated[name]
+    ]
+    return violations
+
+
+def _ids_of_no_vocabulary(folder: Path, index: DocumentIndex, max_id: int) -> list[str]:
+    """Ids above the largest one, in the shards that have the size that their header and the index say."""
+    violations = []
+    for file, num_tokens in zip(index.shard_files, index.shard_tokens, strict=True):
+        path, dtype = folder / file, f"<u{_token_bytes(index)}"
+        if not path.exists() or path.stat().st_size != HEADER_BYTES + num_tokens * _token_bytes(index):
+            continue
+        tokens = np.memmap(path, dtype, mode="r", offset=HEADER_BYTES, shape=(num_tokens,))
+        violations += [
+            f"{file}: token {int(at):,}: expected an id up to {max_id:,}, found {int(tokens[at]):,}"
+            for at in np.flatnonzero(tokens > max_id)[:MAX_EXAMPLES]
+        ]
+    return violations
+
+
+def _token_bytes(index: DocumentIndex) -> int:
+    return 2 if index.token_dtype == "uint16" else 4
 
 
 def shards_end_every_document_once(stage: Stage, token_shards: ArtifactRef) -> Verdict:
@@ -116,7 +173,7 @@ def _documents_by_split(
 
 def _documents_in_shards(folder: Path, index: DocumentIndex) -> Iterator[Document]:
     """Each document's doc_id and the hash of its tokens, read from the shard files by byte offset."""
-    token_bytes = 2 if index.token_dtype == "uint16" else 4
+    token_bytes = _token_bytes(index)
     for shard, file in enumerate(index.shard_files):
         with (folder / file).open("rb") as opened:
             for row in np.flatnonzero(index.shards == shard):

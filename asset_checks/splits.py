@@ -1,8 +1,10 @@
 """Promise: no document, cluster or reference text in two splits, and nothing lost on the way."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from math import isclose, isfinite
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from asset_checks.similarity import are_alike, items_in, searched_runs, texts_of
 from asset_checks.verdicts import Verdict, law, verdict_of
 from pipeline_assets.clusters import slice_name, split_units
 from pipeline_assets.corpus import Corpus
+from pipeline_assets.floors import FLOORS_NAME
 from pipeline_assets.recipe import FractionSplit
 from pipeline_assets.reference_hits import reference_texts
 from pipeline_assets.signatures import SIGNATURES, minhash_params
@@ -23,9 +26,10 @@ from pipeline_assets.tokens import DOC_IDS, LENGTHS, ROWS
 from pipeline_assets.transforms.rows import doc_id_matrix
 from pipeline_assets.transforms.split import SPLITS
 from resources.artifact_store import ArtifactRef
+from resources.tables import read_table
 from training_io.hashing import derive_seed, keyed_hash
 
-USED_REASON = "used"
+USED_REASON, FLOOR_REASON = "used", "below_min_tokens"
 MAX_SEARCHED = 1_000  # held-out documents whose runs of words are compared with those of references
 
 
@@ -141,36 +145,141 @@ def every_kept_document_has_a_split_or_a_reason(
     lsh_clusters: ArtifactRef,
     raw_row_groups: ArtifactRef,
 ) -> Verdict:
-    """Row by row: the tokenized document, its text, length, cluster and pool; a split if used, a reason if not."""
+    """Row by row: the tokenized document, its text, length, cluster and pool; a split if used, a reason if not.
+
+    And the counts of splits and reasons are recounted, as is what each floor would remove; where reading stopped at
+    full budgets, that they are full, and were not before the last round.
+    """
     violations, documents = [], 0
+    lengths: list[int] = []
+    scores: list[float | None] = []
+    counted: Counter[str] = Counter()
     units = [units_in(stage, asset) for asset in (split_documents, document_tokens, raw_row_groups)]
     for unit, tokens, raw in zip(*units, strict=True):
         expected = _expected_rows(stage, tokens, raw, lsh_clusters)
         table = stage.table(unit, TABLE_NAME)
-        found = table.select(expected.column_names).to_pylist()
         documents += table.num_rows
-        if len(found) != expected.num_rows:
-            violations.append(f"{unit.unit}: {expected.num_rows:,} documents tokenized, {len(found):,} in the table")
-        violations += [
-            f"{unit.unit}: row {row:,}: {_differing(wanted, present)} is not that of {wanted['doc_id'].hex()[:16]}"
-            for row, (wanted, present) in enumerate(zip(expected.to_pylist(), found, strict=False))
-            if wanted != present
-        ]
-        violations += [
-            f"{unit.unit}: {doc_id.hex()[:16]} is in {split} with reason {reason}"
-            for doc_id, split, reason in zip(
-                *(table.column(name).to_pylist() for name in ("doc_id", "split", "reason")), strict=True
-            )
-            if (split in SPLITS) != (reason == USED_REASON)
-        ]
+        lengths += expected.column("num_tokens").to_pylist()
+        scores += stage.table(raw, ROWS_NAME, ["score"]).column("score").take(_rows_of(stage, tokens)).to_pylist()
+        wanted, found = expected.to_pylist(), table.to_pylist()
+        if len(found) != len(wanted):
+            violations.append(f"{unit.unit}: {len(wanted):,} documents tokenized, {len(found):,} in the table")
+        faults = _faulty_rows(wanted, found, stage.recipe.splits.min_tokens)
+        violations += [f"{unit.unit}: {fault}" for fault in faults]
+        counted.update(_counts_of(wanted, found))
+    stated = stage.open(split_documents)[1].counts
+    violations += [
+        f"{name}: counted {counted[name]:,}, found {count:,} in the manifest"
+        for name, count in stated.items()
+        if count != counted[name]
+    ]
+    violations += _misstated_floors(stage, split_documents, lengths, scores)
+    violations += _misread_rounds(stage, split_documents, raw_row_groups)
     return verdict_of(
         "tokenized documents = documents with a split + unused with a reason", violations, f"{documents:,} documents"
     )
 
 
+Rows = Sequence[Mapping[str, Any]]
+
+
+def _faulty_rows(wanted: Rows, found: Rows, min_tokens: int) -> Iterator[str]:
+    """Rows of a table that are not the tokenized documents, or whose split, reason and length do not go together."""
+    for number, (document, row) in enumerate(zip(wanted, found, strict=False)):
+        if differing := [name for name, value in document.items() if row[name] != value]:
+            yield f"row {number:,}: {', '.join(differing)} is not that of {document['doc_id'].hex()[:16]}"
+        if (row["split"] in SPLITS) != (row["reason"] == USED_REASON):
+            yield f"{row['doc_id'].hex()[:16]} is in {row['split']} with reason {row['reason']}"
+        if (document["num_tokens"] < min_tokens) != (row["reason"] == FLOOR_REASON):
+            length = document["num_tokens"]
+            yield f"{document['doc_id'].hex()[:16]} of {length:,} tokens has reason {row['reason']}"
+
+
+def _counts_of(wanted: Rows, found: Rows) -> Counter[str]:
+    """Documents, tokens and bytes by split and by reason, as a unit's manifest names them."""
+    counted: Counter[str] = Counter()
+    for document, row in zip(wanted, found, strict=False):
+        reason, text_bytes = f"unused_{row['reason']}", len(document["text"].encode())
+        counted["text_bytes"] += text_bytes
+        for prefix in ("", *([f"{row['split']}_"] if row["reason"] == USED_REASON else ["unused_", f"{reason}_"])):
+            counted[f"{prefix}documents"] += 1
+            counted[f"{prefix}tokens"] += document["num_tokens"]
+        counted[reason] += 1
+        counted[f"{reason}_bytes"] += text_bytes
+    return counted
+
+
+def _misstated_floors(
+    stage: Stage, split_documents: ArtifactRef, lengths: Sequence[int], scores: Sequence[float | None]
+) -> list[str]:
+    """Numbers of the plan's table of floors that are not what lengths and scores say."""
+    (plan,) = stage.open(split_documents)[1].inputs["plans"]
+    folder = stage.store.root / split_documents.asset / plan["unit"] / plan["identity"]
+    violations = []
+    rows = read_table(folder / FLOORS_NAME).to_pylist()
+    if [row["floor"] for row in rows if row["is_chosen"]] != [stage.recipe.splits.min_tokens]:
+        violations.append(f"floors: expected the recipe's, {stage.recipe.splits.min_tokens:,}, as the chosen one")
+    for row in rows:
+        below = [number for number, length in enumerate(lengths) if length < row["floor"]]
+        documents, tokens = len(below), sum(lengths[number] for number in below)
+        wanted = {
+            "documents": documents,
+            "tokens": tokens,
+            "share_of_documents": documents / len(lengths),
+            "share_of_tokens": tokens / sum(lengths),
+            "mean_score": _mean([scores[number] for number in below]),
+            "mean_score_of_all": _mean(scores),
+        }
+        violations += [
+            f"floor {row['floor']:,}: {name}: counted {value}, found {row[name]}"
+            for name, value in wanted.items()
+            if not _are_equal(value, row[name])
+        ]
+    return violations
+
+
+def _misread_rounds(stage: Stage, split_documents: ArtifactRef, raw_row_groups: ArtifactRef) -> list[str]:
+    """What the rounds of reading say about the budgets, against the tokens of the tables."""
+    if stage.recipe.reading.until != "budgets":
+        return []
+    rounds: list[Counter[str]] = []
+    for unit in units_in(stage, split_documents):
+        table = stage.table(unit, TABLE_NAME, ["split", "num_tokens"])
+        rounds.append(Counter())
+        for split, tokens in zip(
+            table.column("split").to_pylist(), table.column("num_tokens").to_pylist(), strict=True
+        ):
+            rounds[-1][split] += tokens
+    before, total = sum(rounds[:-1], Counter()), sum(rounds, Counter())
+    budgets = stage.recipe.splits.budgets_to_fill.items()
+    counted = {"rounds": len(rounds), "budgets_filled": {name: total[name] >= tokens for name, tokens in budgets}}
+    stated = stage.open(raw_row_groups)[1].counts
+    violations = [
+        f"{name}: counted {value}, found {stated[name]}" for name, value in counted.items() if stated[name] != value
+    ]
+    if all(before[name] >= tokens for name, tokens in budgets):
+        violations.append(f"round {len(rounds):,} was read though the budgets were full before it")
+    return violations
+
+
+def _mean(scores: Sequence[float | None]) -> float | None:
+    known = [score for score in scores if score is not None and isfinite(score)]
+    return fmean(known) if known else None
+
+
+def _are_equal(wanted: float | None, found: float | None) -> bool:
+    if wanted is None or found is None:
+        return wanted is found
+    return isclose(wanted, found, rel_tol=1e-12, abs_tol=1e-12)
+
+
+def _rows_of(stage: Stage, tokens: ArtifactRef) -> pa.Array:
+    return pa.array(stage.array(tokens, ROWS))
+
+
 def _expected_rows(stage: Stage, tokens: ArtifactRef, raw: ArtifactRef, lsh_clusters: ArtifactRef) -> pa.Table:
     """What a unit's table must hold, from the tokens, the raw rows and the clusters."""
-    rows = pa.array(stage.array(tokens, ROWS))
+    rows = _rows_of(stage, tokens)
     source = stage.table(raw, ROWS_NAME, ["text", "pool"]).take(rows)
     clusters = stage.table(lsh_clusters, slice_name(raw.unit), ["cluster_id"]).take(rows)
     return pa.table(
@@ -182,10 +291,6 @@ def _expected_rows(stage: Stage, tokens: ArtifactRef, raw: ArtifactRef, lsh_clus
             "pool": source.column("pool"),
         }
     )
-
-
-def _differing(wanted: Mapping[str, Any], present: Mapping[str, Any]) -> str:
-    return ", ".join(name for name in wanted if wanted[name] != present[name])
 
 
 def documents_are_in_the_split_of_the_rule(
@@ -278,8 +383,8 @@ CHECKS = [
     law(
         every_kept_document_has_a_split_or_a_reason,
         blocking=True,
-        description="Fails when a document was lost while splitting, or is unused without a reason. Materialize "
-        "split_documents again.",
+        description="Fails when a document was lost while splitting, is unused without a reason or under the floor and "
+        "used, or is counted wrong. Materialize split_documents again.",
     ),
     law(
         documents_are_in_the_split_of_the_rule,

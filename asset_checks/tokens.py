@@ -5,13 +5,14 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 
-from asset_checks.verdicts import Verdict, law, verdict_of
+from asset_checks.verdicts import MAX_EXAMPLES, Verdict, law, verdict_of
 from pipeline_assets.clusters import slice_name
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage, units_in
-from pipeline_assets.tokens import DOC_IDS, LENGTHS, ROWS, TOKENIZER_NAME, TOKENS
+from pipeline_assets.tokens import DOC_IDS, LENGTHS, ROWS, TOKENS
 from resources.artifact_store import ArtifactRef
 from resources.tokenizer import load_tokenizer
+from training_io.handoff import TOKENIZER_NAME
 from training_io.hashing import derive_seed, keyed_hash
 
 DECODED_PER_UNIT = 64
@@ -38,38 +39,63 @@ def every_kept_document_is_tokenized_once(
 def end_of_document_comes_once_at_the_end(
     stage: Stage, document_tokens: ArtifactRef, tokenizer: ArtifactRef
 ) -> Verdict:
-    """Count of EOS ids = number of documents, and the last token of each document is one."""
+    """Count of EOS ids = number of documents, and the last token of each document is one.
+
+    Lengths, tokens and the counts in the manifests agree on how many there are.
+    """
     eos_id = tokenizer.counts["eos_id"]
-    violations, documents = [], 0
+    violations, documents, num_tokens = [], 0, 0
     for unit in units_in(stage, document_tokens):
         tokens, lengths = stage.array(unit, TOKENS), stage.array(unit, LENGTHS)
-        documents += len(lengths)
-        if int(lengths.sum()) != len(tokens):
-            violations.append(f"{unit.unit}: lengths sum to {int(lengths.sum()):,}, there are {len(tokens):,} tokens")
+        documents, num_tokens = documents + len(lengths), num_tokens + len(tokens)
+        if not int(lengths.sum()) == len(tokens) == unit.counts["tokens"]:
+            violations.append(
+                f"{unit.unit}: lengths sum to {int(lengths.sum()):,}, there are {len(tokens):,} tokens,"
+                f" {unit.counts['tokens']:,} are listed"
+            )
             continue
+        violations += [f"{unit.unit}: document {int(at):,} has no token" for at in np.flatnonzero(lengths < 1)]
         ends = np.cumsum(lengths) - 1
         wrong = np.setxor1d(np.flatnonzero(tokens == eos_id), ends)
         violations += [
             f"{unit.unit}: token {int(at):,} is an EOS inside a document or an end without one" for at in wrong
         ]
+    counted, stated = {"documents": documents, "tokens": num_tokens}, stage.open(document_tokens)[1].counts
+    violations += [
+        f"{name}: counted {count:,}, found {stated[name]:,} in the manifest"
+        for name, count in counted.items()
+        if count != stated[name]
+    ]
     return verdict_of("one EOS a document, as its last token", violations, f"{documents:,} documents")
 
 
 def tokens_decode_to_the_text(
     stage: Stage, document_tokens: ArtifactRef, raw_row_groups: ArtifactRef, tokenizer: ArtifactRef
 ) -> Verdict:
-    """A keyed sample of each unit's documents: the library decodes to the text, and encodes it to these very ids."""
+    """A keyed sample of each unit's documents: the library decodes to the text, and encodes it to these very ids.
+
+    All ids are of the tokenizer's vocabulary, and stored in two bytes if the largest one fits, else in four.
+    """
     encoder = load_tokenizer(stage.folder(tokenizer) / TOKENIZER_NAME, tokenizer.counts["eos"])
-    claimed = {name: tokenizer.counts[name] for name in ("fingerprint", "vocab_size", "max_id", "eos_id")}
+    dtype = "uint16" if encoder.max_id < 1 << 16 else "uint32"
+    known = {name: getattr(encoder, name) for name in ("fingerprint", "vocab_size", "max_id", "eos_id")}
     violations = [
-        f"tokenizer: {name}: expected {getattr(encoder, name)} from the file, found {value} in its manifest"
-        for name, value in claimed.items()
-        if value != getattr(encoder, name)
+        f"tokenizer: {name}: expected {value} from the file, found {tokenizer.counts[name]} in its manifest"
+        for name, value in {**known, "token_dtype": dtype}.items()
+        if value != tokenizer.counts[name]
     ]
     decoded = 0
     raw = {unit.unit: unit for unit in units_in(stage, raw_row_groups)}
     for unit in units_in(stage, document_tokens):
         doc_ids, lengths, tokens = (stage.array(unit, name) for name in (DOC_IDS, LENGTHS, TOKENS))
+        if tokens.dtype.name != dtype:
+            violations.append(
+                f"{unit.unit}: expected {dtype} ids, the largest is {encoder.max_id:,}, found {tokens.dtype}"
+            )
+        violations += [
+            f"{unit.unit}: token {int(at):,}: expected an id up to {encoder.max_id:,}, found {int(tokens[at]):,}"
+            for at in np.flatnonzero(tokens > encoder.max_id)[:MAX_EXAMPLES]
+        ]
         chosen = np.argsort(keyed_hash(np.asarray(doc_ids), derive_seed(0, "decoded")))[:DECODED_PER_UNIT]
         rows = stage.array(unit, ROWS)[chosen]
         texts = stage.table(raw[unit.unit], ROWS_NAME, ["text"]).column("text").take(pa.array(rows)).to_pylist()
@@ -107,7 +133,7 @@ CHECKS = [
     law(
         tokens_decode_to_the_text,
         blocking=True,
-        description="Fails when ids do not decode to the text they were made from: another tokenizer, or altered "
-        f"text. {AGAIN}",
+        description="Fails when ids do not decode to the text they were made from or are not the tokenizer's: another "
+        f"tokenizer, or altered text. {AGAIN}",
     ),
 ]

@@ -6,6 +6,7 @@ work into other stripes changes nothing. Promise: a split's shards, one after an
 """
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,12 @@ from pipeline_assets.stripes import (
     tasks_of,
     units_in,
 )
-from pipeline_assets.tokens import DOC_IDS, LENGTHS, TOKENS, TOKENS_VERSION, ordered_documents
-from pipeline_assets.transforms.merge import merge_documents
+from pipeline_assets.tokens import DOC_IDS, LENGTHS, TOKENS, TOKENS_VERSION, ordered_documents, stored_arrays
+from pipeline_assets.transforms.merge import gather_rows, merged_blocks
 from resources.artifact_store import ArtifactRef, link_or_copy, unit_inputs
 from resources.tables import read_array, write_array
 from training_io.document_index import cut_shards, index_of, write_index
-from training_io.shard_format import write_shard
+from training_io.shard_format import write_blocks
 
 SHARDS_VERSION = 1
 PLAN_UNIT = "plan"
@@ -47,7 +48,7 @@ def plan_shards(
     """Order each split's documents and cut them into shards; one unit a shard."""
     plan = shard_plan(stage, document_tokens, split_documents)
     shards = [
-        (plan, document_tokens, tokenizer.counts["fingerprint"], name, shard)
+        (plan, document_tokens, tokenizer, name, shard)
         for name in stage.recipe.splits.names
         for shard in range(plan.counts["shards"][name])
     ]
@@ -76,36 +77,41 @@ def _write_plan(
     stage: Stage, folder: Path, document_tokens: ArtifactRef, split_documents: ArtifactRef
 ) -> dict[str, Any]:
     units, tables = units_in(stage, document_tokens), units_in(stage, split_documents)
-    lengths = [stage.array(unit, LENGTHS) for unit in units]
-    starts = np.concatenate([np.cumsum(part) - part for part in lengths])
-    doc_ids = np.concatenate([stage.array(unit, DOC_IDS) for unit in units])
+    order = ordered_documents(stage, units)
+    doc_ids = stored_arrays(stage, units, DOC_IDS)
+    firsts = np.cumsum([0, *(unit.counts["documents"] for unit in units)])
+    lengths = np.concatenate([stage.array(unit, LENGTHS) for unit in units])
+    ends = np.cumsum(lengths)
+    unit_starts = np.concatenate([[0], ends])[firsts[:-1]]
     split_of, pool_of = _split_and_pool(stage, tables)
-    firsts = np.cumsum([0, *(len(part) for part in lengths)])
-    unit_of, row_of = ordered_documents(stage, units)
-    order = firsts[unit_of] + row_of
-    all_lengths = np.concatenate(lengths)
     shards, documents = {}, {}
-    for name in stage.recipe.splits.names:
-        chosen = np.flatnonzero(split_of[order] == name)
-        rows = order[chosen]
-        cuts = cut_shards(all_lengths[rows], stage.recipe.shards.max_shard_tokens)
-        write_array(unit_of[chosen], folder / f"{name}_unit.npy")
-        write_array(starts[rows], folder / f"{name}_start.npy")
-        write_array(all_lengths[rows], folder / f"{name}_length.npy")
-        write_array(doc_ids[rows], folder / f"{name}_doc_id.npy")
-        write_array(pool_of[rows].astype(np.uint16), folder / f"{name}_pool.npy")
+    for code, name in enumerate(stage.recipe.splits.names):
+        rows = order[split_of[order] == code]
+        unit_of = np.searchsorted(firsts, rows, side="right") - 1
+        cuts = cut_shards(lengths[rows], stage.recipe.shards.max_shard_tokens)
+        write_array(unit_of, folder / f"{name}_unit.npy")
+        write_array(ends[rows] - lengths[rows] - unit_starts[unit_of], folder / f"{name}_start.npy")
+        write_array(lengths[rows], folder / f"{name}_length.npy")
+        write_array(gather_rows(doc_ids, unit_of, rows - firsts[unit_of]), folder / f"{name}_doc_id.npy")
+        write_array(pool_of[rows], folder / f"{name}_pool.npy")
         write_array(cuts, folder / f"{name}_cuts.npy")
         shards[name], documents[name] = len(cuts) - 1, len(rows)
     return {"shards": shards, "documents_by_split": documents}
 
 
-def _split_and_pool(stage: Stage, tables: list[ArtifactRef]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Split name and pool number of every document, in unit order."""
-    columns = [stage.table(unit, TABLE_NAME, ["split", "pool"]) for unit in tables]
-    names = pa.array(pool_names(stage.recipe), pa.string())
-    pools = [pc.index_in(table.column("pool"), value_set=names) for table in columns]
-    splits = [np.array(table.column("split").to_pylist(), dtype="U10") for table in columns]
-    return np.concatenate(splits), np.concatenate([np.asarray(part) for part in pools])
+def _split_and_pool(stage: Stage, tables: list[ArtifactRef]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.uint16]]:
+    """Split and pool of every document, in unit order, as numbers among the recipe's; split -1 where it is unused."""
+    splits, pools = [np.empty(0, np.int8)], [np.empty(0, np.uint16)]
+    for unit in tables:
+        table = stage.table(unit, TABLE_NAME, ["split", "pool"])
+        splits.append(_numbers_of(table.column("split"), stage.recipe.splits.names).astype(np.int8))
+        pools.append(_numbers_of(table.column("pool"), pool_names(stage.recipe)).astype(np.uint16))
+    return np.concatenate(splits), np.concatenate(pools)
+
+
+def _numbers_of(column: pa.ChunkedArray, names: Sequence[str]) -> npt.NDArray[np.int32]:
+    """Each value's position among the names, -1 for another one."""
+    return np.asarray(pc.index_in(column, value_set=pa.array(names, pa.string())).fill_null(-1))
 
 
 def build_shards(stage: Stage, task: Task) -> list[ArtifactRef]:
@@ -114,7 +120,7 @@ def build_shards(stage: Stage, task: Task) -> list[ArtifactRef]:
 
 
 def _build_shard(
-    stage: Stage, plan: ArtifactRef, document_tokens: ArtifactRef, fingerprint: str, name: str, shard: int
+    stage: Stage, plan: ArtifactRef, document_tokens: ArtifactRef, tokenizer: ArtifactRef, name: str, shard: int
 ) -> ArtifactRef:
     folder = stage.folder(plan)
     start, end = read_array(folder / f"{name}_cuts.npy")[shard : shard + 2]
@@ -124,16 +130,18 @@ def _build_shard(
     }
 
     def write(target: Path) -> dict[str, Any]:
-        runs = [stage.array(unit, TOKENS) for unit in units_in(stage, document_tokens)]
-        tokens = merge_documents(runs, columns["unit"], columns["start"], columns["length"])
-        write_shard(target / SHARD_NAME, tokens)
-        return {"documents": int(end - start), "tokens": len(tokens), "split": name}
+        runs = stored_arrays(stage, units_in(stage, document_tokens), TOKENS)
+        num_tokens, dtype = int(columns["length"].sum()), tokenizer.counts["token_dtype"]
+        blocks = merged_blocks(runs, columns["unit"], columns["start"], columns["length"], dtype)
+        write_blocks(target / SHARD_NAME, dtype, num_tokens, blocks)
+        return {"documents": int(end - start), "tokens": num_tokens, "split": name}
 
-    content = hashlib.sha256(columns["doc_id"].tobytes() + columns["length"].astype("<i8").tobytes()).hexdigest()
+    content = hashlib.sha256(columns["doc_id"])
+    content.update(columns["length"].astype("<i8", copy=False))
     return stage.materialize(
         asset="token_shards",
         unit=f"{name}-{shard:06d}",
-        inputs={"documents": content, "tokenizer": fingerprint},
+        inputs={"documents": content.hexdigest(), "tokenizer": tokenizer.counts["fingerprint"]},
         parameters={"eos": stage.recipe.tokenizer.eos, "tokens_version": TOKENS_VERSION},
         version=SHARDS_VERSION,
         write=write,

@@ -6,6 +6,7 @@ is unused is counted with a reason.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import dagster as dg
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline_assets.clusters import slice_name
-from pipeline_assets.recipe import FractionSplit, Splits
+from pipeline_assets.floors import floors_metadata, scores_of, write_floors
+from pipeline_assets.policy import policy_of
 from pipeline_assets.report import asset_metadata, rows_metadata, table_metadata
 from pipeline_assets.schemas import SplitDocuments, arrow_schema, validated
 from pipeline_assets.source import ROWS_NAME, pool_names
@@ -39,8 +42,6 @@ from pipeline_assets.transforms.split import (
     SPLITS,
     UNUSED,
     USED,
-    BudgetPolicy,
-    FractionPolicy,
     SplitInputs,
     plan_splits,
 )
@@ -48,21 +49,9 @@ from resources.artifact_store import ArtifactRef, unit_inputs
 from resources.tables import write_array, write_table
 from training_io.errors import RecipeError
 
-SPLITS_VERSION = 1
+SPLITS_VERSION = 2
 PLAN_UNIT = "plan"
 TABLE_NAME = "documents.parquet"
-
-
-def policy_of(splits: Splits) -> FractionPolicy | BudgetPolicy:
-    """The recipe's assignment as the transform's policy."""
-    assignment = splits.assignment
-    if isinstance(assignment, FractionSplit):
-        return FractionPolicy(
-            seed=assignment.seed,
-            validation_fraction=assignment.validation_fraction,
-            test_fraction=assignment.test_fraction,
-        )
-    return BudgetPolicy(validation_tokens=assignment.validation_tokens, test_tokens=assignment.test_tokens)
 
 
 def plan_name(unit: str) -> str:
@@ -109,28 +98,23 @@ def _write_plan(
     document_tokens: ArtifactRef,
 ) -> dict[str, Any]:
     raw_units, units = units_in(stage, raw_row_groups), units_in(stage, document_tokens)
-    documents = [_documents_of(stage, raw, tokens, lsh_clusters) for raw, tokens in zip(raw_units, units, strict=True)]
-    everything = KeptDocuments.joined(documents)
-    splits = stage.recipe.splits
-    firsts = np.cumsum([0, *(len(part.rows) for part in documents)])
-    unit_of, row_of = ordered_documents(stage, units)
-    order = firsts[unit_of] + row_of
-    in_order = SplitInputs(
-        assignment_ids=(everything.cluster_ids if stage.recipe.dedup.splits_by_cluster else everything.doc_ids)[order],
-        num_tokens=everything.lengths[order],
-        barred=everything.barred[order],
-    )
+    splits, order = stage.recipe.splits, ordered_documents(stage, units)
+    columns, places = _planned_columns(stage, raw_units, units, lsh_clusters)
+    scores = columns.pop("scores")[order]
+    in_order = SplitInputs(**{name: column[order] for name, column in columns.items()})
     plan, stats = plan_splits(in_order, policy_of(splits), min_tokens=splits.min_tokens, budgets=dict(splits.budgets))
     codes = np.empty((len(order), 2), np.uint8)
     codes[order] = np.column_stack([plan.split, plan.reason])
-    for unit, first, end in zip(units, firsts[:-1], firsts[1:], strict=True):
-        write_array(codes[first:end], folder / plan_name(unit.unit))
+    ends = np.cumsum([len(rows) for _, rows in places])
+    for unit, part in zip(units, np.split(codes, ends[:-1]), strict=True):
+        write_array(part, folder / plan_name(unit.unit))
     if not stats.num_documents["train"]:
         raise RecipeError(
             f"split_documents: expected at least one training document, found none of {len(order):,} kept documents"
             f" ({stats.num_unused['below_min_tokens']:,} have fewer than {splits.min_tokens:,} tokens)."
             " Lower splits.min_tokens or the validation share, or read more."
         )
+    write_floors(stage, folder, in_order.num_tokens, scores, places, order)
     return {
         "documents": len(order),
         "num_documents": dict(stats.num_documents),
@@ -142,6 +126,21 @@ def _write_plan(
     }
 
 
+def _planned_columns(
+    stage: Stage, raw_units: list[ArtifactRef], units: list[ArtifactRef], lsh_clusters: ArtifactRef
+) -> tuple[dict[str, npt.NDArray[Any]], list[tuple[ArtifactRef, npt.NDArray[np.int64]]]]:
+    """What splits and floors are decided by, of all kept documents in unit order; each raw unit and its rows."""
+    ids = "cluster_ids" if stage.recipe.dedup.splits_by_cluster else "doc_ids"
+    parts, places = [], []
+    for raw, tokens in zip(raw_units, units, strict=True):
+        documents = _documents_of(stage, raw, tokens, lsh_clusters)
+        scores = scores_of(stage, raw, documents.rows)
+        parts.append((getattr(documents, ids), documents.lengths, documents.barred, scores))
+        places.append((raw, documents.rows))
+    names = ("assignment_ids", "num_tokens", "barred", "scores")
+    return {name: np.concatenate(column) for name, column in zip(names, zip(*parts, strict=True), strict=True)}, places
+
+
 @dataclass(frozen=True, kw_only=True)
 class KeptDocuments:
     """Kept documents of a unit in its final order: uint8[n, 32] ids, int64[n] lengths and rows, bool[n] barred."""
@@ -151,12 +150,6 @@ class KeptDocuments:
     lengths: npt.NDArray[np.int64]
     barred: npt.NDArray[np.bool_]
     rows: npt.NDArray[np.int64]
-
-    @classmethod
-    def joined(cls, parts: list["KeptDocuments"]) -> "KeptDocuments":
-        """The documents of several units, one after another."""
-        names = cls.__dataclass_fields__
-        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
     @property
     def content(self) -> str:
@@ -191,7 +184,8 @@ def _split_unit(
         codes = stage.array(plan, plan_name(raw.unit))
         source = stage.table(raw, ROWS_NAME, ["text", "pool"]).take(pa.array(documents.rows))
         lengths = documents.lengths
-        names = np.array([*SPLITS, *["unused"] * (UNUSED + 1 - len(SPLITS))])
+        text_bytes = np.asarray(pc.binary_length(source.column("text")), np.int64)
+        unused = {name: codes[:, 1] == code for code, name in enumerate(REASONS) if code != USED}
         table = pa.table(
             {
                 "doc_id": doc_id_array(documents.doc_ids),
@@ -199,8 +193,8 @@ def _split_unit(
                 "num_tokens": pa.array(lengths),
                 "cluster_id": doc_id_array(documents.cluster_ids),
                 "pool": source.column("pool"),
-                "split": pa.array(names[codes[:, 0]].tolist(), pa.string()),
-                "reason": pa.array(np.array(REASONS)[codes[:, 1]].tolist(), pa.string()),
+                "split": _named(np.minimum(codes[:, 0], len(SPLITS)), [*SPLITS, "unused"]),
+                "reason": _named(codes[:, 1], REASONS),
             },
             schema=arrow_schema(SplitDocuments),
         )
@@ -213,7 +207,9 @@ def _split_unit(
             **{f"{name}_tokens": int(lengths[codes[:, 0] == code].sum()) for code, name in enumerate(SPLITS)},
             "unused_documents": int((codes[:, 0] == UNUSED).sum()),
             "unused_tokens": int(lengths[codes[:, 0] == UNUSED].sum()),
-            **{f"unused_{name}": int((codes[:, 1] == code).sum()) for code, name in enumerate(REASONS) if code != USED},
+            **{f"unused_{name}": int(rows.sum()) for name, rows in unused.items()},
+            **{f"unused_{name}_tokens": int(lengths[rows].sum()) for name, rows in unused.items()},
+            **{f"unused_{name}_bytes": int(text_bytes[rows].sum()) for name, rows in unused.items()},
         }
 
     return stage.materialize(
@@ -229,6 +225,10 @@ def _split_unit(
         version=SPLITS_VERSION,
         write=write,
     )
+
+
+def _named(codes: npt.NDArray[np.uint8], names: Sequence[str]) -> pa.Array:
+    return pa.array(names, pa.string()).take(pa.array(codes))
 
 
 def seal_split_documents(
@@ -247,9 +247,20 @@ def seal_split_documents(
         {"split": name, "documents": counts[f"{name}_documents"], "tokens": counts[f"{name}_tokens"]} for name in SPLITS
     ]
     metadata = asset_metadata(stage, ref, parts) | {
-        **table_metadata(SplitDocuments, counts["documents"], stage.table(parts[0], TABLE_NAME)),
+        **table_metadata(SplitDocuments, counts["documents"], stage.sample(parts[0], TABLE_NAME)),
         "splits": rows_metadata(by_split),
-        "unused": rows_metadata([{"reason": name, "documents": counts[f"unused_{name}"]} for name in REASONS[1:]]),
+        "unused": rows_metadata(
+            [
+                {
+                    "reason": name,
+                    "documents": counts[f"unused_{name}"],
+                    "tokens": counts[f"unused_{name}_tokens"],
+                    "bytes": counts[f"unused_{name}_bytes"],
+                }
+                for name in REASONS[1:]
+            ]
+        ),
+        **floors_metadata(stage, plan),
     }
     return Sealed(ref=ref, metadata=metadata)
 

@@ -1,132 +1,47 @@
 """tokens: kept documents -> token ids and one end-of-document id each, by stripe.
 
-The tokenizer is given as a file or trained on a reference set; its canonical fingerprint goes wherever ids go. A
-unit's documents are stored in the final order, so that shards are a merge of sorted runs. Promise: decoding gives the
-text back, and the end-of-document id is there exactly once, at each document's real end.
+The tokenizer's fingerprint goes wherever ids go. A unit's documents are stored in the final order, so that shards are a
+merge of sorted runs. Promise: decoding gives the text back, and the end-of-document id is there exactly once, at each
+document's real end.
 """
 
 import hashlib
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_assets.clusters import slice_name
-from pipeline_assets.recipe import TrainedTokenizer
 from pipeline_assets.report import asset_metadata
 from pipeline_assets.source import ROWS_NAME, document_coordinates, pool_names
 from pipeline_assets.stripes import (
     Sealed,
     Stage,
     Task,
-    asset_spec,
     graph_spec,
     mapped_op,
-    materialized,
     planning_op,
     seal_units,
     sealing_op,
     tasks_of,
     units_in,
 )
-from pipeline_assets.transforms.encode import encode_documents
+from pipeline_assets.tokenizer import open_tokenizer
+from pipeline_assets.transforms.encode import encode_documents, way_of_encoding
+from pipeline_assets.transforms.merge import gather_rows, merge_documents
 from pipeline_assets.transforms.rows import doc_id_matrix
-from pipeline_assets.transforms.shuffle import order_documents
+from pipeline_assets.transforms.shuffle import order_by_keys, order_documents, order_keys
 from resources.artifact_store import ArtifactRef
-from resources.tables import read_table, write_array
-from resources.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-from training_io.errors import RecipeError, SourceError, StateMismatch
-from training_io.handoff import TOKENIZER_NAME
-from training_io.hashing import sha256_file
+from resources.tables import MappedArrays, write_array
+from resources.tokenizer import Tokenizer
+from training_io.errors import RecipeError
 
-TOKENIZER_VERSION = 1
-TOKENS_VERSION = 2
+TOKENS_VERSION = 3
 TOKENS, LENGTHS, DOC_IDS, ROWS = "tokens.npy", "length.npy", "doc_id.npy", "row.npy"
 PLACES = "place.npy"  # int64[n, 2]: row group and row; pool and file are the unit's
-
-
-def build_tokenizer(stage: Stage, reference_sets: ArtifactRef) -> Sealed:
-    """Train the recipe's tokenizer on its sample, or take the given file; either must hold the named EOS."""
-    recipe = stage.recipe.tokenizer
-    if isinstance(recipe, TrainedTokenizer):
-        sample = f"{recipe.sample}.parquet"
-        folder, manifest = stage.store.open(reference_sets)
-        inputs = {"sample": manifest.files[sample]["sha256"]}
-        write = _train(folder / sample, recipe)
-    else:
-        path = _tokenizer_path(recipe.path, recipe.repository)
-        tokenizer = load_tokenizer(path, recipe.eos)
-        if recipe.fingerprint is not None and tokenizer.fingerprint != recipe.fingerprint:
-            raise StateMismatch(
-                f"{path}: expected the tokenizer with fingerprint {recipe.fingerprint[:12]}, found"
-                f" {tokenizer.fingerprint[:12]}. Name the right file or mend tokenizer.fingerprint in the recipe."
-            )
-        inputs = {"file": sha256_file(path)}
-        write = _take(tokenizer)
-    parameters = recipe.model_dump(mode="json", exclude={"path", "fingerprint"})
-    ref = stage.materialize(
-        asset="tokenizer", inputs=inputs, parameters=parameters, version=TOKENIZER_VERSION, write=write
-    )
-    if isinstance(recipe, TrainedTokenizer) and ref.counts["vocab_size"] < recipe.vocab_size:
-        stage.warn(
-            f"tokenizer: expected {recipe.vocab_size:,} ids, the sample has merges for {ref.counts['vocab_size']:,};"
-            " enlarge the sample or lower tokenizer.vocab_size"
-        )
-    return Sealed(ref=ref, metadata=asset_metadata(stage, ref) | {"fingerprint": ref.counts["fingerprint"]})
-
-
-def _train(sample: Path, recipe: TrainedTokenizer) -> Any:
-    def write(folder: Path) -> dict[str, Any]:
-        texts = read_table(sample, ["text"]).column("text").to_pylist()
-        (folder / TOKENIZER_NAME).write_bytes(train_tokenizer(texts, recipe.vocab_size, recipe.eos))
-        return _tokenizer_counts(load_tokenizer(folder / TOKENIZER_NAME, recipe.eos))
-
-    return write
-
-
-def _take(tokenizer: Tokenizer) -> Any:
-    def write(folder: Path) -> dict[str, Any]:
-        (folder / TOKENIZER_NAME).write_text(tokenizer.library.to_str(pretty=False), encoding="utf-8")
-        return _tokenizer_counts(tokenizer)
-
-    return write
-
-
-def _tokenizer_path(path: str | None, repository: str | None) -> Path:
-    if path is None:
-        raise SourceError(
-            f"tokenizer: expected a local copy of {repository}'s tokenizer.json, found no tokenizer.path in the recipe."
-            " Fetch the file and name it there."
-        )
-    if not Path(path).is_file():
-        raise SourceError(f"tokenizer: expected a file at {path}, found none. Mend tokenizer.path in the recipe.")
-    return Path(path)
-
-
-def _tokenizer_counts(tokenizer: Tokenizer) -> dict[str, Any]:
-    return {
-        "vocab_size": tokenizer.vocab_size,
-        "max_id": tokenizer.max_id,
-        "eos_id": tokenizer.eos_id,
-        "eos": tokenizer.eos,
-        "token_dtype": np.dtype(tokenizer.token_dtype).name,
-        "fingerprint": tokenizer.fingerprint,
-    }
-
-
-def open_tokenizer(stage: Stage, tokenizer: ArtifactRef) -> Tokenizer:
-    """The materialized tokenizer, ready to encode."""
-    return _opened(stage.folder(tokenizer) / TOKENIZER_NAME, tokenizer.digest, stage.recipe.tokenizer.eos)
-
-
-@lru_cache(maxsize=2)  # GPT-2's takes 0.7 s to load, and every step of a process asks for it
-def _opened(path: Path, digest: str, eos: str) -> Tokenizer:
-    return load_tokenizer(path, eos)
 
 
 def plan_tokens(
@@ -148,29 +63,32 @@ def build_tokens(stage: Stage, task: Task) -> list[ArtifactRef]:
 
 def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: ArtifactRef) -> ArtifactRef:
     order, seed = stage.recipe.splits.order, stage.recipe.seed
-    kept = np.asarray(stage.table(clusters, slice_name(unit.unit), ["kept"]).column("kept"))
+    kept = np.asarray(stage.table(clusters, slice_name(unit.unit), ["kept"]).column("kept"), np.bool_)
 
     def write(folder: Path) -> dict[str, Any]:
+        doc_ids = doc_id_matrix(stage.table(unit, ROWS_NAME, ["doc_id"]).column("doc_id"))
+        coordinates = document_coordinates(stage, [unit])
         rows = np.flatnonzero(kept)
-        read = stage.table(unit, ROWS_NAME, ["doc_id", "text"])
-        table = read.take(pa.array(rows))
-        doc_ids = doc_id_matrix(table.column("doc_id"))
-        coordinates = document_coordinates(stage, [unit])[rows]
-        ranked = order_documents(doc_ids, coordinates, order, seed)
-        texts = table.column("text").take(pa.array(ranked)).combine_chunks()
+        rows = rows[order_documents(doc_ids[rows], coordinates[rows], order, seed)]
+        # Removed texts are encoded too, which is the price of counting what deduplication saved. All are encoded as
+        # they lie, and the tokens put in order: they take a fourth of what the texts do.
+        texts = stage.table(unit, ROWS_NAME, ["text"]).column("text")
         ids, offsets = encode_documents(encoder, texts)
-        write_array(ids, folder / TOKENS)
-        write_array(np.diff(offsets), folder / LENGTHS)
-        write_array(doc_ids[ranked], folder / DOC_IDS)
-        write_array(rows[ranked].astype(np.int64), folder / ROWS)
-        write_array(coordinates[ranked, 2:], folder / PLACES)
+        lengths = np.diff(offsets)
+        ranked = merge_documents([ids], np.zeros_like(rows), offsets[rows], lengths[rows], ids.dtype)
+        write_array(ranked, folder / TOKENS)
+        write_array(lengths[rows], folder / LENGTHS)
+        write_array(doc_ids[rows], folder / DOC_IDS)
+        write_array(rows, folder / ROWS)
+        write_array(coordinates[rows, 2:], folder / PLACES)
         return {
             "pool": unit.counts["pool"],
             "file": unit.counts["file"],
             "documents": len(rows),
-            "tokens": len(ids),
-            "text_bytes": int(pc.sum(pc.binary_length(texts), min_count=0).as_py()),
-            "removed_tokens": _num_tokens(encoder, read.column("text").filter(pa.array(~kept))),
+            "tokens": len(ranked),
+            "text_bytes": int(np.asarray(pc.binary_length(texts), np.int64)[kept].sum()),
+            "removed_tokens": len(ids) - len(ranked),
+            "encoded_by": way_of_encoding(encoder),
         }
 
     return stage.materialize(
@@ -187,11 +105,6 @@ def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: 
     )
 
 
-def _num_tokens(encoder: Tokenizer, removed: pa.ChunkedArray) -> int:
-    """What deduplication saved, counted and not stored. The price of the exact number is to tokenize it too."""
-    return int(encode_documents(encoder, removed)[1][-1])
-
-
 def seal_tokens(stage: Stage, parts: list[ArtifactRef], tokenizer: ArtifactRef) -> Sealed:
     """Seal the token units as one asset."""
     counts = {
@@ -206,6 +119,7 @@ def seal_tokens(stage: Stage, parts: list[ArtifactRef], tokenizer: ArtifactRef) 
     ref = seal_units(stage, "document_tokens", parts, counts, TOKENS_VERSION, tokenizer=tokenizer.digest)
     metadata = asset_metadata(stage, ref, parts) | {
         "dagster/row_count": counts["documents"],
+        "encoded_by": "; ".join(sorted({part.counts["encoded_by"] for part in parts})),
         "bytes_a_token": counts["text_bytes"] / counts["tokens"],
         "tokens_a_document": counts["tokens"] / counts["documents"],
         "removed_share_of_tokens": counts["removed_tokens"] / (counts["tokens"] + counts["removed_tokens"]),
@@ -213,38 +127,36 @@ def seal_tokens(stage: Stage, parts: list[ArtifactRef], tokenizer: ArtifactRef) 
     return Sealed(ref=ref, metadata=metadata)
 
 
-def ordered_documents(stage: Stage, units: list[ArtifactRef]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """All documents of token units in their final order: unit number and row in that unit, two int64[n]."""
-    counts = [unit.counts["documents"] for unit in units]
+def stored_arrays(stage: Stage, units: list[ArtifactRef], name: str) -> MappedArrays:
+    """The units' arrays of one name; none is in memory before it is asked for, or after."""
+    return MappedArrays([stage.folder(unit) / name for unit in units])
+
+
+def ordered_documents(stage: Stage, units: list[ArtifactRef]) -> npt.NDArray[np.int64]:
+    """All documents of token units in their final order, int64[n]: each one's number, counted through the units."""
     priority = {name: number for number, name in enumerate(pool_names(stage.recipe))}
     files = [(priority[unit.counts["pool"]], unit.counts["file"]) for unit in units]
     numbers = {file: number for number, file in enumerate(sorted(set(files)))}
     unit_coordinates = np.array([[file[0], numbers[file]] for file in files], np.int64)
-    places = np.concatenate([stage.array(unit, PLACES) for unit in units])
-    coordinates = np.column_stack([np.repeat(unit_coordinates, counts, axis=0), places])
-    doc_ids = np.concatenate([stage.array(unit, DOC_IDS) for unit in units])
-    order = order_documents(doc_ids, coordinates, stage.recipe.splits.order, stage.recipe.seed)
-    unit_of = np.repeat(np.arange(len(units)), counts)
-    row_of = np.concatenate([np.arange(count) for count in counts])
-    return unit_of[order], row_of[order]
+    doc_ids, places = stored_arrays(stage, units, DOC_IDS), stored_arrays(stage, units, PLACES)
+    firsts = np.cumsum([0, *(unit.counts["documents"] for unit in units)])
+
+    def keys(doc_ids: npt.NDArray[np.uint8], unit: Any, places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+        files = np.broadcast_to(unit_coordinates[unit], (len(places), 2))
+        return order_keys(doc_ids, np.column_stack([files, places]), stage.recipe.splits.order, stage.recipe.seed)
+
+    def keys_of(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+        unit_of = np.searchsorted(firsts, rows, side="right") - 1
+        row_of = rows - firsts[unit_of]
+        return keys(gather_rows(doc_ids, unit_of, row_of), unit_of, gather_rows(places, unit_of, row_of))
+
+    first = [keys(*unit)[:, 0].copy() for unit in zip(doc_ids, range(len(units)), places, strict=True)]
+    return order_by_keys(np.concatenate(first), keys_of)
 
 
 plan_tokens_op = planning_op("document_tokens", plan_tokens)
 build_tokens_op = mapped_op("document_tokens", build_tokens)
 seal_tokens_op = sealing_op("document_tokens", seal_tokens)
-
-
-@dg.asset(
-    **asset_spec(
-        "tokenizer",
-        TOKENIZER_VERSION,
-        {"tokenizers"},
-        "One pinned tokenizer.json and its canonical fingerprint, given or trained on the tokenizer sample. "
-        "Promise: the named end-of-document token is in it.",
-    )
-)
-def tokenizer(context: dg.AssetExecutionContext, reference_sets: ArtifactRef) -> dg.MaterializeResult[ArtifactRef]:
-    return materialized(context, build_tokenizer, reference_sets=reference_sets)
 
 
 @dg.graph_asset(

@@ -19,7 +19,6 @@ from pipeline_assets.transforms.clusters import (
     match_references,
 )
 from pipeline_assets.transforms.lsh import band_keys, candidate_pairs
-from pipeline_assets.transforms.merge import merge_documents
 from pipeline_assets.transforms.minhash import MinHashParams, sign_documents
 
 MODES = ["near", "exact", "off"]
@@ -273,20 +272,3 @@ def test_references_are_matched_as_by_comparing_all_keys(corpus, references, ord
     assert {tuple(pair) for block in blocks for pair in block.tolist()} == everything
     most = max([max_pairs, *(sum(key == other for other, _ in corpus) for key, _ in references)])
     assert all(0 <= len(block) <= most for block in blocks)
-
-
-@given(st.lists(st.lists(st.lists(st.integers(0, 65_535), max_size=4), max_size=4), min_size=1, max_size=4), st.data())
-def test_merged_documents_are_the_documents_one_after_another(runs, data):
-    arrays = [np.array([token for document in run for token in document], np.uint16) for run in runs]
-    places = [(run, number) for run, documents in enumerate(runs) for number in range(len(documents))]
-    chosen = data.draw(st.lists(st.sampled_from(places), max_size=8)) if places else []
-    start = [sum(len(document) for document in runs[run][:number]) for run, number in chosen]
-    length = [len(runs[run][number]) for run, number in chosen]
-    merged = merge_documents(
-        arrays,
-        np.array([run for run, _ in chosen], np.int64),
-        np.array(start, np.int64),
-        np.array(length, np.int64),
-    )
-    assert merged.dtype == np.uint16
-    assert merged.tolist() == [token for run, number in chosen for token in runs[run][number]]

@@ -65,6 +65,12 @@ def test_offsets_are_inside_the_shard(tmp_path):
     assert index.shard_tokens == (8, 10)
 
 
+def test_shards_are_cut_past_two_to_the_31_tokens():
+    lengths = np.array([2**31 - 5, 4, 7, 2**31 - 1], dtype=np.int64)
+    assert cut_shards(lengths, 2**31 - 1).tolist() == [0, 2, 3, 4]
+    assert cut_shards(np.full(50, 2**30, dtype=np.int64), 2**31 - 1).tolist() == list(range(51))
+
+
 def test_offsets_beyond_int32_stay_positive():
     lengths = np.full(3, 2**31, dtype=np.int64)
     index = index_of(

@@ -14,6 +14,7 @@ from training_io.shard_format import (
     header_of,
     read_shard,
     shard_header,
+    write_blocks,
     write_shard,
 )
 
@@ -38,6 +39,42 @@ def test_what_is_written_is_read(tmp_path_factory, dtype, tokens):
     assert not read.flags.writeable
     assert (read.dtype, read.ndim, read.tolist()) == (np.dtype(dtype), 1, tokens)
     assert header_of(path) == (np.dtype(dtype), len(tokens))
+
+
+@relaxed
+@given(st.sampled_from(["uint16", "uint32"]), st.lists(st.lists(st.integers(0, 65_535), max_size=9), max_size=5))
+def test_a_shard_that_comes_in_blocks_has_the_same_bytes(tmp_path_factory, dtype, blocks):
+    folder = tmp_path_factory.mktemp("shard")
+    tokens = [token for block in blocks for token in block]
+    write_shard(folder / "whole.bin", np.array(tokens, dtype))
+    write_blocks(folder / "blocks.bin", dtype, len(tokens), (np.array(block, dtype) for block in blocks))
+    assert (folder / "blocks.bin").read_bytes() == (folder / "whole.bin").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "dtype", "message"),
+    [
+        (3, "uint16", "expected 3 tokens as its header says, found 2"),
+        (1, "uint16", "expected 1 tokens as its header says, found 2"),
+        (2, "uint32", "expected tokens of dtype uint32, found uint16"),
+        (2, "int64", "uint16 or uint32, found int64"),
+    ],
+)
+def test_blocks_that_are_not_what_the_header_says_are_refused(tmp_path, num_tokens, dtype, message):
+    with pytest.raises(FormatError, match=message):
+        write_blocks(tmp_path / "a.bin", dtype, num_tokens, [np.array([1, 2], np.uint16)])
+
+
+def test_the_last_of_two_to_the_31_tokens_is_read_past_the_reach_of_32_bits(tmp_path):
+    """Four bytes each, 8 GiB, of which the file system holds the last page."""
+    path, num_tokens = tmp_path / "a.bin", MAX_SHARD_TOKENS
+    with path.open("wb") as file:
+        file.write(shard_header("uint32", num_tokens))
+        file.seek(SHARD_HEADER_BYTES + 4 * (num_tokens - 1))
+        file.write(struct.pack("<I", 70_000))
+    assert path.stat().st_blocks * 512 < 1 << 20
+    tokens = read_shard(path)
+    assert (len(tokens), int(tokens[-1]), int(tokens[-2])) == (num_tokens, 70_000, 0)
 
 
 def test_zero_tokens_are_legal(tmp_path):

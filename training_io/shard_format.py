@@ -5,6 +5,7 @@ of tokens, the rest zero) and then the tokens. The promise: what was written is 
 what its header says is refused. Cost: one write; reading maps the file and touches nothing but the header.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,27 @@ def write_shard(path: Path | str, tokens: npt.ArrayLike) -> None:
     array = np.asarray(tokens)
     if array.ndim != 1:
         raise FormatError(f"{path}: expected a 1-D array of tokens, found shape {array.shape}. Flatten it first.")
-    header = shard_header(array.dtype, len(array))
+    write_blocks(path, array.dtype, len(array), [array])
+
+
+def write_blocks(path: Path | str, dtype: npt.DTypeLike, num_tokens: int, blocks: Iterable[Tokens]) -> None:
+    """Write one shard of tokens that come block by block, so that no more than a block is in memory.
+
+    Raises FormatError as `write_shard`, and where the blocks do not hold so many tokens of the dtype together.
+    """
+    header, stored, written = shard_header(dtype, num_tokens), np.dtype(dtype).newbyteorder("<"), 0
     with Path(path).open("wb") as file:
         file.write(header)
-        file.write(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).data)
+        for block in blocks:
+            if block.dtype.newbyteorder("<") != stored:
+                raise FormatError(f"{path}: expected tokens of dtype {stored.name}, found {block.dtype.name}.")
+            file.write(np.ascontiguousarray(block, dtype=stored).data)
+            written += len(block)
+    if written != num_tokens:
+        raise FormatError(
+            f"{path}: expected {num_tokens:,} tokens as its header says, found {written:,}."
+            " Materialize token_shards again."
+        )
 
 
 def header_of(path: Path | str) -> tuple[np.dtype[Any], int]:

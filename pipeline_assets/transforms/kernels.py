@@ -20,6 +20,7 @@ SHIFT = np.uint64(33)
 
 # Arrow's buffers are read-only: the kernels take their inputs as such; writable arrays convert.
 READ_U8 = nb.types.Array(nb.uint8, 1, "C", readonly=True)
+READ_U16 = nb.types.Array(nb.uint16, 1, "C", readonly=True)
 READ_U32 = nb.types.Array(nb.uint32, 1, "C", readonly=True)
 READ_U64 = nb.types.Array(nb.uint64, 1, "C", readonly=True)
 READ_I64 = nb.types.Array(nb.int64, 1, "C", readonly=True)
@@ -91,3 +92,18 @@ def jaccard(hashes, offsets, pairs, similarities):  # type: ignore[no-untyped-de
             left, right = left + (hashes[left] <= hashes[right]), right + (hashes[right] <= hashes[left])
         if num_values:
             similarities[row] = num_shared / (num_values - num_shared)
+
+
+@nb.njit(
+    [
+        nb.void(READ_U16, READ_I64, READ_I64, nb.uint16[::1], READ_I64),
+        nb.void(READ_U32, READ_I64, READ_I64, nb.uint32[::1], READ_I64),
+    ],
+    nogil=True,
+    cache=True,
+)
+def copy_ranges(source, start, length, target, place):  # type: ignore[no-untyped-def]
+    for row in range(len(start)):
+        first, to = start[row], place[row]
+        for index in range(length[row]):
+            target[np.uintp(to + index)] = source[np.uintp(first + index)]

@@ -5,6 +5,8 @@ several units merge into the same order that a sort of everything gives; `source
 depend on content, coordinates and the seed alone. Cost: 8 bytes a document and one sort.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from pipeline_assets.transforms.arrays import I64, U8, U64
@@ -24,14 +26,21 @@ def order_documents(doc_ids: U8, coordinates: I64, order: str = "shuffled", seed
     [1, 0]
     """
     keys = order_keys(doc_ids, coordinates, order, seed)
-    permutation = np.argsort(keys[:, 0], kind="stable")
-    first = keys[permutation, 0]
+    return order_by_keys(keys[:, 0], lambda rows: keys[rows])
+
+
+def order_by_keys(first: U64, keys_of: Callable[[I64], U64]) -> I64:
+    """Rows ascending by their keys: uint64[n] of every row's first key, and whole keys for the rows that are asked for.
+
+    Only those of equal first keys are: of hashes next to none, so that a planning step holds 8 bytes a document.
+    """
+    permutation = np.argsort(first, kind="stable")
     is_tied = np.zeros(len(first), dtype=np.bool_)
-    is_tied[1:] = first[1:] == first[:-1]
+    is_tied[1:] = first[permutation[1:]] == first[permutation[:-1]]
     is_tied[:-1] |= is_tied[1:]
     # Rows of one first key lie together, and so they do after this: only the ties need the other columns.
     tied = permutation[is_tied]
-    permutation[is_tied] = tied[np.lexsort(keys[tied].T[::-1])]
+    permutation[is_tied] = tied[np.lexsort(keys_of(tied).T[::-1])]
     return permutation
 
 

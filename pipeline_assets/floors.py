@@ -1,0 +1,70 @@
+"""What floors on the length of a document would remove, measured before the recipe's is applied.
+
+The split plan stores two tables of the documents that deduplication kept: the effect of a few floors, and the shortest
+documents with how they begin, to be read by a person. Nothing is decided here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline_assets.report import rows_metadata
+from pipeline_assets.schemas import ROWS_NAME, FloorEffects, ShortestDocuments, arrow_schema, validated
+from pipeline_assets.stripes import Stage
+from pipeline_assets.transforms.floors import measure_floors, shortest_documents
+from pipeline_assets.transforms.lookup import excerpt, printable
+from resources.artifact_store import ArtifactRef
+from resources.tables import read_rows, write_table
+
+FLOORS_NAME, SHORTEST_NAME = "floors.parquet", "shortest.parquet"
+NUM_SHORTEST = 20
+COLUMNS = ("doc_id", "pool", "score", "text")
+
+
+def scores_of(stage: Stage, raw: ArtifactRef, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """The source's quality scores of a raw unit's rows, NaN where it gives none."""
+    scores = stage.table(raw, ROWS_NAME, ["score"]).column("score").fill_null(np.nan)
+    return np.asarray(scores, np.float64)[rows]
+
+
+def write_floors(
+    stage: Stage,
+    folder: Path,
+    num_tokens: npt.NDArray[np.int64],
+    scores: npt.NDArray[np.float64],
+    places: Sequence[tuple[ArtifactRef, npt.NDArray[np.int64]]],
+    order: npt.NDArray[np.int64],
+) -> None:
+    """Write both tables. Lengths and scores are in the final order; `order` numbers documents through the units, which
+    `places` lists: each raw unit and its rows.
+    """
+    effects = [asdict(effect) for effect in measure_floors(num_tokens, scores, stage.recipe.splits.min_tokens)]
+    table = pa.Table.from_pylist(effects, schema=arrow_schema(FloorEffects))
+    write_table(validated(FloorEffects, table), folder / FLOORS_NAME)
+    shown = shortest_documents(num_tokens, NUM_SHORTEST)
+    firsts = np.cumsum([0, *(len(rows) for _, rows in places)])
+    unit_of = np.searchsorted(firsts, order[shown], side="right") - 1
+    shortest = [
+        _described(stage, places[unit][0], places[unit][1][number - firsts[unit]], count)
+        for unit, number, count in zip(unit_of, order[shown], num_tokens[shown].tolist(), strict=True)
+    ]
+    table = pa.Table.from_pylist(shortest, schema=arrow_schema(ShortestDocuments))
+    write_table(validated(ShortestDocuments, table), folder / SHORTEST_NAME)
+
+
+def _described(stage: Stage, raw: ArtifactRef, row: int, num_tokens: int) -> Mapping[str, Any]:
+    (document,) = read_rows(stage.folder(raw) / ROWS_NAME, np.array([row]), COLUMNS).to_pylist()
+    return {**document, "num_tokens": num_tokens, "text": printable(excerpt(document["text"]))}
+
+
+def floors_metadata(stage: Stage, plan: ArtifactRef) -> dict[str, Any]:
+    """Both tables for the asset's page."""
+    return {
+        "floors": rows_metadata(stage.table(plan, FLOORS_NAME).to_pylist()),
+        "shortest_documents": rows_metadata(stage.table(plan, SHORTEST_NAME).to_pylist()),
+    }
