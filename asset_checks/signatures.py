@@ -1,7 +1,8 @@
-"""Promise: near-copies are found as often as the bands say, and the signatures are those of the texts."""
+"""Promise: near-copies are found as often as the bands say, and signatures and band keys are those of the texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import isclose, sqrt
 from statistics import NormalDist
 from typing import Any
@@ -10,25 +11,34 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asset_checks.verdicts import MAX_EXAMPLES, Verdict, law
+from asset_checks.similarity import sampling_keys, shingle_hashes
+from asset_checks.verdicts import MAX_EXAMPLES, Verdict, law, verdict_of
 from pipeline_assets.scurve import BINS_NAME, NUM_BINS, PAIRS_NAME, curve_of, curve_row
-from pipeline_assets.signatures import SIGNATURES, TEXT_BYTES, minhash_params
+from pipeline_assets.signatures import (
+    DOC_IDS,
+    KEY_ROWS,
+    KEYS,
+    REFERENCE_PREFIX,
+    SIGNATURES,
+    TEXT_BYTES,
+    minhash_params,
+)
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage, units_in
 from pipeline_assets.transforms.minhash import MinHashParams
-from pipeline_assets.transforms.scurve import FEW_TEXTS, MAX_ABS_Z, MAX_ERROR_DEVIATION
-from pipeline_assets.transforms.words import words
+from pipeline_assets.transforms.rows import doc_id_matrix
+from pipeline_assets.transforms.scurve import MAX_ERROR_DEVIATION, MAX_ERROR_Z, MAX_FALSE_ALARMS
 from resources.artifact_store import ArtifactRef
-from resources.tables import read_json, read_rows, read_table
+from resources.tables import read_json, read_table
+from training_io.hashing import mix64
 
 SIGNED_AGAIN = 64  # rows, over all units; one of each at least
-MAX_SIGNED_BYTES = 20_000  # plain Python takes microseconds a character
+MAX_SIGNED_BYTES = 20_000  # Python takes a tenth of a microsecond a character
 
-BASE, COUNT = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
-MASK_32, MASK_64 = (1 << 32) - 1, (1 << 64) - 1
+MASK_32 = np.uint64((1 << 32) - 1)
 
 
-def s_curve_matches_formula(stage: Stage, minhash_signatures: ArtifactRef, raw_row_groups: ArtifactRef) -> Verdict:
+def s_curve_matches_formula(stage: Stage, minhash_signatures: ArtifactRef) -> Verdict:
     """Planted pairs are flagged as often as 1 - (1 - s^rows)^bands says, and signatures err as much as they should.
 
     Everything that was stored about the planted pairs is counted again from the pairs themselves.
@@ -36,26 +46,27 @@ def s_curve_matches_formula(stage: Stage, minhash_signatures: ArtifactRef, raw_r
     params = minhash_params(stage.recipe)
     folder, manifest = stage.open(curve_of(stage, minhash_signatures))
     expected = f"share flagged = 1 - (1 - s^{params.rows_per_band})^{params.num_bands} at every similarity s"
-    recount = _Recount(read_table(folder / PAIRS_NAME), params)
+    recount = _Recount(read_table(folder / PAIRS_NAME), params, manifest.parameters["copies_per_text"])
     if not recount.num_pairs:
         return Verdict(expected=expected, found="no text has enough words: nothing can be measured", num_violations=1)
     bins, counts = recount.bins(), recount.counts()
     violations = [
         *_other_rows(read_json(folder / BINS_NAME), bins),
         *_other_numbers("the measurement", manifest.counts, counts),
-        *_signed_differently(stage, minhash_signatures, raw_row_groups, params),
         *recount.deviations(),
     ]
     outside = sum(not one["low"] <= one["predicted"] <= one["high"] for one in bins)
     return Verdict(
-        expected=f"{expected}, and stored signatures of that family",
+        expected=f"{expected}; of sound families, one of {1 / MAX_FALSE_ALARMS:,.0f} at most is taken for another",
         found=f"{len(violations):,} violations; {outside} of {len(bins)} 95 % intervals miss the curve, the farthest by"
-        f" {counts['max_abs_z']:.1f} standard errors; signatures err by {counts['signature_error']:.4f}, expected"
-        f" {counts['expected_error']:.4f}; {recount.num_pairs:,} planted pairs",
+        f" {counts['max_abs_z']:.1f} standard errors (chance {counts['chance']:.1g} at most); signatures err by"
+        f" {counts['signature_error']:.4f}, expected {counts['expected_error']:.4f};"
+        f" {recount.num_pairs:,} planted pairs",
         num_violations=len(violations),
         examples=[{"violation": violation} for violation in violations[:MAX_EXAMPLES]] or [*map(curve_row, bins)],
         numbers={
             "max_abs_z": counts["max_abs_z"],
+            "chance": counts["chance"],
             "signature_error": counts["signature_error"],
             "expected_error": counts["expected_error"],
             "intervals_that_miss": outside,
@@ -69,6 +80,7 @@ class _Recount:
 
     pairs: pa.Table
     params: MinHashParams
+    copies_per_text: int
 
     @property
     def num_pairs(self) -> int:
@@ -107,38 +119,54 @@ class _Recount:
                     "low": low,
                     "high": high,
                     "z": (num_flagged - due) / sqrt(max(1.0, variance)),
+                    "chance": _chance(num_flagged, num_pairs, due / num_pairs),
                 }
             )
         return found
 
     def counts(self) -> dict[str, float]:
-        similarity = self.column("similarity")
-        misses = self.column("num_equal") / self.params.num_perm - similarity
-        variance = (similarity - similarity**2) / self.params.num_perm  # of a mean of so many coins
+        similarity, bins, num_perm = self.column("similarity"), self.bins(), self.params.num_perm
+        misses = self.column("num_equal") / num_perm - similarity
+        variance = (similarity - similarity**2) / num_perm  # of a mean of so many coins
+        fourth = variance * (1 + 3 * (num_perm - 2) * num_perm * variance) / num_perm**2  # its fourth central moment
+        spread = sqrt((fourth - variance**2).sum())
         return {
-            "texts": len(set(self.column("original").tolist())),
+            "texts": self.num_pairs // self.copies_per_text,
             "pairs": self.num_pairs,
             "flagged": int(self.column("flagged").sum()),
-            "max_abs_z": max(abs(one["z"]) for one in self.bins()),
+            "max_abs_z": max(abs(one["z"]) for one in bins),
+            "chance": min(1.0, len(bins) * min(one["chance"] for one in bins)),
             "signature_error": sqrt(np.square(misses).mean()),
             "expected_error": sqrt(variance.mean()),
+            "error_z": float((np.square(misses) - variance).sum()) / spread if spread else 0.0,
             "mean_bias": float(misses.mean()),
         }
 
     def deviations(self) -> list[str]:
         """How the curve or the errors differ from those of independent hash functions, beyond what chance explains."""
-        counts = self.counts()
-        slack = sqrt(max(1.0, FEW_TEXTS / counts["texts"]))
+        bins, counts = self.bins(), self.counts()
         violations = [
             f"similarity {one['similarity']:.3f}: {one['num_flagged']:,} of {one['num_pairs']:,} pairs flagged,"
             f" expected {one['predicted']:.2%}, off by {one['z']:+.1f} standard errors"
-            for one in self.bins()
-            if abs(one["z"]) > slack * MAX_ABS_Z
+            for one in bins
+            if len(bins) * one["chance"] < MAX_FALSE_ALARMS
         ]
         error, due = counts["signature_error"], counts["expected_error"]
-        if abs(error - due) > slack * MAX_ERROR_DEVIATION * due:
+        is_chance = 0 < abs(counts["error_z"]) <= MAX_ERROR_Z
+        if abs(error - due) > MAX_ERROR_DEVIATION * due and not is_chance:
             violations.append(f"signatures miss the similarity by {error:.4f}, expected {due:.4f}")
         return violations
+
+
+def _chance(num_hits: int, num_trials: int, expected: float) -> float:
+    """Twice the tail of a binomial count from the hits outwards; 1 where they are the expected ones."""
+    from scipy.special import bdtr, bdtrc  # half a second: not with the code location
+
+    off = num_hits - num_trials * expected
+    if abs(off) < 1:
+        return 1.0
+    tail = bdtr(num_hits, num_trials, expected) if off < 0 else bdtrc(num_hits - 1, num_trials, expected)
+    return min(1.0, 2 * float(tail))
 
 
 def _interval(num_hits: int, num_trials: int) -> tuple[float, float]:
@@ -169,68 +197,120 @@ def _other_numbers(where: str, stored: Mapping[str, Any], recounted: Mapping[str
     ]
 
 
-def _signed_differently(
-    stage: Stage, minhash_signatures: ArtifactRef, raw_row_groups: ArtifactRef, params: MinHashParams
-) -> list[str]:
-    """Some rows of every unit whose stored signature is not what plain Python makes of the text."""
-    stored = {unit.unit: unit for unit in units_in(stage, minhash_signatures)}
-    units = units_in(stage, raw_row_groups)
-    rows_per_unit = max(1, SIGNED_AGAIN // len(units))
+def signatures_are_those_of_the_texts(
+    stage: Stage, minhash_signatures: ArtifactRef, raw_row_groups: ArtifactRef, reference_sets: ArtifactRef
+) -> Verdict:
+    """Unit by unit, references too: doc_ids, lengths and counts are the texts', band keys those of the signatures.
+
+    And some rows of every unit are signed again, in plain Python.
+    """
+    params = minhash_params(stage.recipe)
+    tables = [(unit.unit, unit, ROWS_NAME) for unit in units_in(stage, raw_row_groups)]
+    tables += [
+        (f"{REFERENCE_PREFIX}{reference.name}", reference_sets, f"{reference.name}.parquet")
+        for reference in stage.recipe.references
+    ]
+    signed = {unit.unit: unit for unit in units_in(stage, minhash_signatures)}
     violations = []
-    for unit in units:
-        short = np.flatnonzero(stage.array(stored[unit.unit], TEXT_BYTES) <= MAX_SIGNED_BYTES)
-        doc_ids = stage.table(unit, ROWS_NAME, ["doc_id"]).column("doc_id").to_pylist()
-        rows = sorted(short.tolist(), key=doc_ids.__getitem__)[:rows_per_unit]
-        table = read_rows(stage.folder(unit) / ROWS_NAME, np.array(rows, np.int64), ["text"])
-        signatures = stage.array(stored[unit.unit], SIGNATURES)
-        violations += [
-            f"{unit.unit}: the stored signature of {doc_ids[row].hex()[:16]} is another"
-            for row, text in zip(rows, table.column("text").to_pylist(), strict=True)
-            if (signatures[row] != plain_signature(text, params)).any()
-        ]
-    return violations
+    if list(signed) != (wanted := [name for name, _, _ in tables]):
+        violations.append(f"units: expected {', '.join(wanted)}, found {', '.join(signed)}")
+    totals = dict.fromkeys(("documents", "text_bytes", "wordless_documents", "reference_texts"), 0)
+    for name, ref, file in tables:
+        if name not in signed:
+            continue
+        unit = _SignedUnit(stage, signed[name], stage.table(ref, file, ["doc_id", "text"]), params)
+        violations += [f"{name}: {violation}" for violation in unit.violations(max(1, SIGNED_AGAIN // len(tables)))]
+        if name.startswith(REFERENCE_PREFIX):
+            totals["reference_texts"] += len(unit.doc_ids)
+        else:
+            totals = {key: number + unit.counts().get(key, 0) for key, number in totals.items()}
+    violations += _other_numbers("the manifest", _some_of(stage.open(minhash_signatures)[1].counts, totals), totals)
+    texts = totals["documents"] + totals["reference_texts"]
+    return verdict_of("signatures and band keys of these very texts", violations, f"{texts:,} texts")
+
+
+def _some_of(counts: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: counts[name] for name in names}
+
+
+@dataclass(frozen=True)
+class _SignedUnit:
+    """What a unit holds, beside the texts that were signed."""
+
+    stage: Stage
+    unit: ArtifactRef
+    rows: pa.Table
+    params: MinHashParams
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        return self.stage.array(self.unit, name)
+
+    @cached_property
+    def doc_ids(self) -> list[bytes]:
+        return list(self.rows.column("doc_id").to_pylist())
+
+    @cached_property
+    def text_bytes(self) -> list[int]:
+        return [len(text.encode()) for text in self.rows.column("text").to_pylist()]
+
+    @cached_property
+    def is_wordless(self) -> npt.NDArray[np.bool_]:
+        return np.asarray((self.array(SIGNATURES) == MASK_32).all(axis=1))
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "documents": len(self.doc_ids),
+            "text_bytes": sum(self.text_bytes),
+            "wordless_documents": int(self.is_wordless.sum()),
+        }
+
+    def violations(self, num_signed: int) -> Iterator[str]:
+        if not np.array_equal(self.array(DOC_IDS), doc_id_matrix(self.rows.column("doc_id"))):
+            yield f"{DOC_IDS} holds other documents, or in another order"
+        if self.array(TEXT_BYTES).tolist() != self.text_bytes:
+            yield f"{TEXT_BYTES} holds other lengths than the texts have"
+        yield from _other_numbers("the list of units", _some_of(self.unit.counts, self.counts()), self.counts())
+        keys, rows = self._band_keys()
+        if not (np.array_equal(self.array(KEYS), keys) and np.array_equal(self.array(KEY_ROWS), rows)):
+            yield f"{KEYS} and {KEY_ROWS} are not those of the signatures, ascending"
+        yield from self._signed_differently(num_signed)
+
+    def _band_keys(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+        """Each band's values folded into a key of its number, ascending by key and then by row; none without words."""
+        signatures = self.array(SIGNATURES)
+        rows = np.flatnonzero(~self.is_wordless)
+        keys = []
+        for band in range(self.params.num_bands):
+            key = mix64(np.full(len(rows), band + 1, np.uint64))
+            for column in range(band * self.params.rows_per_band, (band + 1) * self.params.rows_per_band):
+                key = mix64(key ^ signatures[rows, column].astype(np.uint64))
+            keys.append(np.maximum(key, np.uint64(1)))
+        order = np.lexsort((np.tile(rows, len(keys)), np.concatenate(keys)))
+        return np.concatenate(keys)[order], np.tile(rows, len(keys))[order].astype(np.uint32)
+
+    def _signed_differently(self, num_signed: int) -> Iterator[str]:
+        """Some rows whose stored signature is not what plain Python makes of the text."""
+        keys = sampling_keys(self.doc_ids, self.stage.recipe.seed)
+        short = [row for row, size in enumerate(self.text_bytes) if size <= MAX_SIGNED_BYTES]
+        signatures = self.array(SIGNATURES)
+        for row in sorted(short, key=keys.__getitem__)[:num_signed]:
+            if (signatures[row] != plain_signature(self.rows.column("text")[row].as_py(), self.params)).any():
+                yield f"the stored signature of {self.doc_ids[row].hex()[:16]} is another"
 
 
 def plain_signature(text: str, params: MinHashParams) -> npt.NDArray[np.uint32]:
-    """MinHash values of a text from the formulas of the shingles and of affine32, with Python's integers."""
-    hashes = [_word_hash(word) for word in words(text)]
-    size = min(params.ngram, len(hashes))
-    shingles = {
-        _mixed(
-            sum(one * BASE ** (size - 1 - place) for place, one in enumerate(hashes[start : start + size]))
-            + size * COUNT
-        )
-        >> 32
-        for start in range(len(hashes) - size + 1)
-        if size
-    }
+    """MinHash values of a text from the formulas of the shingles and of affine32, with numpy's integers."""
     drawn = np.random.RandomState(params.seed)
     multipliers = drawn.randint(0, 1 << 31, params.num_perm, dtype=np.uint32).astype(np.uint64) * 2 + 1
     addends = drawn.randint(0, 1 << 32, params.num_perm, dtype=np.uint32).astype(np.uint64)
-    values = np.full(params.num_perm, MASK_32, np.uint64)
-    for shingle in shingles:
-        values = np.minimum(values, (multipliers * np.uint64(_mixed_32(shingle)) + addends) & np.uint64(MASK_32))
-    return values.astype(np.uint32)
+    shingles = _mixed_32(shingle_hashes(text, params.ngram).astype(np.uint64))[:, None]
+    return ((multipliers * shingles + addends) & MASK_32).min(axis=0, initial=MASK_32).astype(np.uint32)
 
 
-def _word_hash(word: str) -> int:
-    value = 0xCBF29CE484222325
-    for character in word:
-        value = (value ^ ord(character)) * 0x100000001B3 & MASK_64
-    return _mixed(value)
-
-
-def _mixed(value: int) -> int:
-    value &= MASK_64
-    value = (value ^ value >> 33) * 0xFF51AFD7ED558CCD & MASK_64
-    value = (value ^ value >> 33) * 0xC4CEB9FE1A85EC53 & MASK_64
-    return value ^ value >> 33
-
-
-def _mixed_32(value: int) -> int:
-    value = (value ^ value >> 16) * 0x85EBCA6B & MASK_32
-    value = (value ^ value >> 13) * 0xC2B2AE35 & MASK_32
-    return value ^ value >> 16
+def _mixed_32(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    values = (values ^ values >> np.uint64(16)) * np.uint64(0x85EBCA6B) & MASK_32
+    values = (values ^ values >> np.uint64(13)) * np.uint64(0xC2B2AE35) & MASK_32
+    return values ^ values >> np.uint64(16)
 
 
 CHECKS = [
@@ -239,5 +319,12 @@ CHECKS = [
         blocking=False,
         description="Warns when near-duplicates are found more or less often than the bands promise: the hash family "
         "or the parameters are wrong, and removal cannot be trusted. Compare the table with the formula.",
+    ),
+    law(
+        signatures_are_those_of_the_texts,
+        blocking=True,
+        description="Fails when signatures or band keys are not those of the texts: near copies would be missed. Band "
+        f"keys, doc_ids and lengths are all recounted, and {SIGNED_AGAIN} texts are signed again. Materialize "
+        "minhash_signatures again.",
     ),
 ]

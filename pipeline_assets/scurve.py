@@ -79,20 +79,21 @@ def measure_curve(
 
 
 def _drawn_texts(stage: Stage, order: npt.NDArray[np.int64], units: list[ArtifactRef]) -> list[str]:
-    """The first distinct texts of enough words, cut to so many, when documents are taken in `order`.
+    """The first texts of enough words, cut to so many, when documents are taken in `order`.
 
-    In a corpus of short texts the search ends after some times as many documents as are wanted.
+    Those of a template may be cut to equal texts: each is taken, since its pairs will have words of their own. In a
+    corpus of short texts the search ends after some times as many documents as are wanted.
     """
-    texts: dict[str, None] = {}
+    texts: list[str] = []
     left = order[:MAX_LOOKED_AT]
     while len(left) and len(texts) < NUM_TEXTS:
         num_read = max(NUM_TEXTS - len(texts), FEWEST_READ)
         for text in _texts_of(stage, units, left[:num_read]):
             found = middle_words(text, MAX_WORDS)
             if len(found) >= MIN_WORDS:
-                texts[" ".join(found)] = None
+                texts.append(" ".join(found))
         left = left[num_read:]
-    return list(texts)[:NUM_TEXTS]
+    return texts[:NUM_TEXTS]
 
 
 def _texts_of(stage: Stage, units: list[ArtifactRef], documents: npt.NDArray[np.int64]) -> Iterator[str]:

@@ -1,0 +1,397 @@
+"""Promise: what the reference sets match is found and barred, and each hit is told as it is."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asset_checks.clusters import (
+    AGAIN,
+    I64,
+    all_signatures,
+    bands_of,
+    decisions,
+    group_codes,
+    near_components,
+    other_rows,
+    whole,
+)
+from asset_checks.similarity import (
+    MAX_COMPARED_BYTES,
+    documents_with_run,
+    items_in,
+    jaccard,
+    runs_in_order,
+    runs_of_items,
+    sampling_keys,
+    searched_runs,
+    shingle_hashes,
+    texts_of,
+    within_budget,
+)
+from asset_checks.verdicts import Verdict, law, verdict_of
+from pipeline_assets.clusters import split_units
+from pipeline_assets.recipe import TokenizerSample
+from pipeline_assets.reference_hits import BOILERPLATE_NAME, HITS_NAME, KINDS, overlaps_of
+from pipeline_assets.signatures import TEXT_BYTES, minhash_params
+from pipeline_assets.stripes import Stage, units_in
+from pipeline_assets.transforms.rows import doc_id_matrix
+from resources.artifact_store import ArtifactRef
+
+MAX_BOILERPLATE = 5  # runs of words whose documents are counted again
+MAX_COUNTED = 1_000  # documents of each of those; of a commoner run, that so many hold it
+MAX_SEARCHED = 300  # documents whose runs of words are recounted
+MAX_VERIFIED = 50  # reference texts whose near copies are looked for, where pairs are verified
+MAX_CANDIDATES = 2_000  # documents that share a band with those
+
+Hit = dict[str, Any]
+
+
+def reference_texts_are_found(
+    stage: Stage,
+    lsh_clusters: ArtifactRef,
+    reference_sets: ArtifactRef,
+    raw_row_groups: ArtifactRef,
+    minhash_signatures: ArtifactRef,
+) -> Verdict:
+    """Known positives: every reference text that is also in the corpus is an exact hit, and its cluster is barred.
+
+    Near hits are recounted from the signatures' raw bytes, without band keys; similarities and runs of words on a
+    sample. What bars a row follows from the hits of its cluster.
+    """
+    told = _Told(stage, lsh_clusters, reference_sets, raw_row_groups, minhash_signatures)
+    if violations := other_rows(stage, told.table, raw_row_groups):
+        return verdict_of(
+            "every reference text of the corpus is found", violations, f"{told.table.num_rows:,} decisions"
+        )
+    violations = [
+        *_not_drawn_from_the_corpus(told),
+        *_matched_otherwise(told),
+        *_misstated_hits(told),
+        *_overlaps_found_otherwise(told),
+        *_other_boilerplate(told),
+        *_barred_otherwise(told),
+        *_misstated_counts(told),
+    ]
+    known = sum(text in told.row_of for texts in told.sets.values() for text in texts)
+    return verdict_of("every reference text of the corpus is found and barred", violations, f"{known:,} known texts")
+
+
+@dataclass(frozen=True)
+class _Told:
+    """The reference sets, the corpus, and what was told of both; documents by number, unit after unit."""
+
+    stage: Stage
+    lsh_clusters: ArtifactRef
+    reference_sets: ArtifactRef
+    raw_row_groups: ArtifactRef
+    minhash_signatures: ArtifactRef
+
+    @cached_property
+    def hits(self) -> list[Hit]:
+        return list(self.stage.table(self.lsh_clusters, HITS_NAME).to_pylist())
+
+    @cached_property
+    def sets(self) -> dict[str, dict[bytes, str]]:
+        """Each set's texts by doc_id, in the stored order."""
+        found = {}
+        for reference in self.stage.recipe.references:
+            table = self.stage.table(self.reference_sets, f"{reference.name}.parquet", ["doc_id", "text"])
+            found[reference.name] = dict(
+                zip(*(table.column(name).to_pylist() for name in table.column_names), strict=True)
+            )
+        return found
+
+    @cached_property
+    def table(self) -> pa.Table:
+        return decisions(self.stage, self.lsh_clusters, self.raw_row_groups)
+
+    @cached_property
+    def doc_ids(self) -> npt.NDArray[np.uint8]:
+        return doc_id_matrix(self.table.column("doc_id"))
+
+    @cached_property
+    def row_of(self) -> dict[bytes, int]:
+        """A row of each text of the corpus."""
+        return {doc_id: row for row, doc_id in enumerate(self.table.column("doc_id").to_pylist())}
+
+    @cached_property
+    def units(self) -> tuple[list[ArtifactRef], list[ArtifactRef]]:
+        return split_units(units_in(self.stage, self.minhash_signatures))
+
+    @cached_property
+    def signatures(self) -> npt.NDArray[np.uint32]:
+        return all_signatures(self.stage, self.units[0])
+
+    @cached_property
+    def rows_per_band(self) -> int:
+        return minhash_params(self.stage.recipe).rows_per_band
+
+    def texts(self, doc_ids: set[bytes]) -> dict[bytes, str]:
+        return texts_of(self.stage, self.raw_row_groups, doc_ids)
+
+    def text_bytes(self) -> I64:
+        return np.concatenate([self.stage.array(unit, TEXT_BYTES) for unit in self.units[0]])
+
+    def references(self) -> tuple[list[tuple[str, bytes]], npt.NDArray[np.uint32]]:
+        """Set and doc_id of each reference text that has words, and their signatures."""
+        names = [(name, doc_id) for name, texts in self.sets.items() for doc_id in texts]
+        signatures = all_signatures(self.stage, self.units[1]) if names else self.signatures[:0]
+        worded = np.flatnonzero((signatures != 0xFFFFFFFF).any(axis=1))
+        return [names[number] for number in worded.tolist()], signatures[worded]
+
+    def in_bands_of(self, signatures: npt.NDArray[np.uint32]) -> Iterator[list[list[int]]]:
+        """For each band, the documents with the values of each of the given signatures there, by doc_id."""
+        rank = np.argsort(np.argsort(whole(self.doc_ids), kind="stable"), kind="stable")
+        both = (bands_of(some, self.rows_per_band) for some in (self.signatures, signatures))
+        for corpus, wanted in zip(*both, strict=True):
+            values, names = whole(corpus), whole(wanted)
+            rows = np.flatnonzero(np.isin(values, names))
+            holders: dict[bytes, list[int]] = {}
+            for row in rows[np.argsort(rank[rows])].tolist():
+                holders.setdefault(values[row].tobytes(), []).append(row)
+            yield [holders.get(name.tobytes(), []) for name in names]
+
+
+def _not_drawn_from_the_corpus(told: _Told) -> Iterator[str]:
+    for reference in told.stage.recipe.references:
+        outside = sum(text not in told.row_of for text in told.sets[reference.name])
+        if isinstance(reference, TokenizerSample) and outside:
+            yield f"{reference.name}: {outside:,} of its texts are not in the corpus"
+
+
+def _matched_otherwise(told: _Told) -> Iterator[str]:
+    """Hits of whole texts that are missing, and such that nothing explains."""
+    found = Counter(_key_of(hit) for hit in told.hits if hit["kind"] != "overlap")
+    exact = {(name, text, text) for name, texts in told.sets.items() for text in texts if text in told.row_of}
+    if told.stage.recipe.dedup.verify_jaccard is None:
+        wanted = exact | _first_of_each_band(told)
+        yield from _hit_otherwise(found.keys() - wanted, wanted - found.keys())
+        copies = Counter(dict.fromkeys(found, 1))
+    else:
+        yield from _hit_otherwise(_not_alike(told), (exact | _alike(told)) - found.keys())
+        copies = Counter(told.table.column("doc_id").to_pylist())
+        copies = Counter({key: copies[key[2]] for key in found})
+    for name, text, document in found - copies:
+        yield f"{name}: the hit of {text.hex()[:16]} on {document.hex()[:16]} is told too often"
+    for hit in told.hits:
+        is_exact = hit["reference_doc_id"] == hit["doc_id"]
+        if hit["kind"] != "overlap" and hit["kind"] != ("exact" if is_exact else "near"):
+            yield f"{hit['reference_set']}: {hit['doc_id'].hex()[:16]} is no {hit['kind']} hit"
+
+
+def _key_of(hit: Hit) -> tuple[str, bytes, bytes]:
+    return hit["reference_set"], hit["reference_doc_id"], hit["doc_id"]
+
+
+def _hit_otherwise(surplus: set[tuple[str, bytes, bytes]], missing: set[tuple[str, bytes, bytes]]) -> Iterator[str]:
+    for name, text, document in sorted(missing):
+        where = "is in the corpus" if text == document else f"is near {document.hex()[:16]}"
+        yield f"{name}: {text.hex()[:16]} {where}, but no hit says so"
+    for name, text, document in sorted(surplus):
+        yield f"{name}: a hit says that {text.hex()[:16]} is near {document.hex()[:16]}, and it is not"
+
+
+def _first_of_each_band(told: _Told) -> set[tuple[str, bytes, bytes]]:
+    """Each reference text with the smallest document of those that share a band with it, band by band."""
+    names, signatures = told.references()
+    if not names:
+        return set()
+    return {
+        (*name, told.doc_ids[rows[0]].tobytes())
+        for holders in told.in_bands_of(signatures)
+        for name, rows in zip(names, holders, strict=True)
+        if rows
+    }
+
+
+def _alike(told: _Told) -> set[tuple[str, bytes, bytes]]:
+    """Of some reference texts that are not in the corpus, the documents that share a band and are alike: a sample."""
+    names, signatures = told.references()
+    keys = sampling_keys([text for _, text in names], told.stage.recipe.seed)
+    outside = [
+        number for number in sorted(range(len(names)), key=keys.__getitem__) if names[number][1] not in told.row_of
+    ]
+    sample = outside[:MAX_VERIFIED]
+    candidates = {
+        (names[number], told.doc_ids[row].tobytes())
+        for holders in told.in_bands_of(signatures[sample])
+        for number, rows in zip(sample, holders, strict=True)
+        for row in rows[: MAX_CANDIDATES // MAX_VERIFIED]
+    }
+    texts = told.texts({document for _, document in candidates})
+    ngram, threshold = told.stage.recipe.dedup.ngram, told.stage.recipe.dedup.verify_jaccard
+    found = set()
+    for (name, text), document in _affordable(told, candidates):
+        alike = jaccard(shingle_hashes(told.sets[name][text], ngram), shingle_hashes(texts[document], ngram))
+        if threshold is not None and alike >= threshold:
+            found.add((name, text, document))
+    return found
+
+
+def _affordable(told: _Told, pairs: Any) -> list[Any]:
+    """Pairs of a set's text and a document, by a keyed hash of the document, while their texts are not too much."""
+    listed = sorted(pairs)
+    text_bytes = told.text_bytes()
+    sizes = [
+        len(told.sets[name][text].encode()) + int(text_bytes[told.row_of[document]])
+        for (name, text), document in listed
+    ]
+    keys = sampling_keys([document for _, document in listed], told.stage.recipe.seed)
+    return [listed[number] for number in within_budget(sizes, keys)]
+
+
+def _not_alike(told: _Told) -> set[tuple[str, bytes, bytes]]:
+    """Hits of near copies that share no band, or whose similarity is stated below the limit."""
+    names, signatures = told.references()
+    number_of = {name: number for number, name in enumerate(names)}
+    threshold = told.stage.recipe.dedup.verify_jaccard
+    found = set()
+    for hit in told.hits:
+        name, text, document = _key_of(hit)
+        if hit["kind"] == "overlap" or text == document:
+            continue
+        row, number = told.row_of.get(document), number_of.get((name, text))
+        is_alike = row is not None and number is not None and threshold is not None and hit["jaccard"] >= threshold
+        if is_alike:
+            equal = told.signatures[row] == signatures[number]
+            is_alike = bool(equal.reshape(-1, told.rows_per_band).all(axis=1).any())
+        if not is_alike:
+            found.add((name, text, document))
+    return found
+
+
+def _misstated_hits(told: _Told) -> Iterator[str]:
+    """Similarities that the texts do not have, on a sample, and runs of words where the whole text is the hit."""
+    known = []
+    for hit in told.hits:
+        if hit["doc_id"] in told.row_of and hit["reference_doc_id"] in told.sets.get(hit["reference_set"], ()):
+            known.append(hit)
+        else:
+            yield f"{hit['reference_set']}: a hit names {hit['reference_doc_id'].hex()[:16]} or a document not there"
+    pairs = {((hit["reference_set"], hit["reference_doc_id"]), hit["doc_id"]) for hit in known}
+    chosen = {*_affordable(told, pairs)}
+    ngram = told.stage.recipe.dedup.ngram
+    texts = told.texts({document for _, document in chosen})
+    texts |= {text: told.sets[name][text] for (name, text), _ in chosen}
+    hashes = {doc_id: shingle_hashes(text, ngram) for doc_id, text in texts.items()}
+    for hit in known:
+        name, text, document = _key_of(hit)
+        where = f"{name}: the hit of {text.hex()[:16]} on {document.hex()[:16]}"
+        if ((name, text), document) in chosen:
+            alike = jaccard(hashes[text], hashes[document])
+            if hit["jaccard"] != alike:
+                yield f"{where}: jaccard: expected {alike}, found {hit['jaccard']}"
+        if hit["kind"] != "overlap" and (hit["num_ngrams"], hit["excerpt"]) != (0, ""):
+            yield f"{where}: expected no run of words, found {hit['num_ngrams']:,} and {hit['excerpt'][:60]!r}"
+
+
+def _overlaps_found_otherwise(told: _Told) -> Iterator[str]:
+    """Hits by runs of words, recounted with Python sets on a sample of the hits and of all documents."""
+    searched = searched_runs(told.stage, told.lsh_clusters, told.reference_sets)
+    for name, runs in searched.items():
+        ngram = overlaps_of(told.stage.recipe)[name].ngram
+        hits: dict[bytes, list[tuple[bytes, int, str]]] = {}
+        for hit in told.hits:
+            if hit["reference_set"] == name and hit["kind"] == "overlap":
+                hits.setdefault(hit["doc_id"], []).append((hit["reference_doc_id"], hit["num_ngrams"], hit["excerpt"]))
+        sample = {*sorted(told.row_of)[:MAX_SEARCHED], *sorted(hits)[:MAX_SEARCHED]}
+        texts = told.texts(sample)
+        for document in sorted(sample):
+            expected = [
+                (item, len(found), _first_run(told.sets[name][item], ngram, found))
+                for item, found in items_in(texts.get(document, ""), runs).items()
+            ]
+            if sorted(expected) != sorted(found := hits.get(document, [])):
+                yield (
+                    f"{name}: {document.hex()[:16]} holds runs of words of {len(expected):,} texts,"
+                    f" the hits name {len(found):,}, or other numbers of runs, or other runs"
+                )
+
+
+def _first_run(text: str, ngram: int, found: set[tuple[str, ...]]) -> str:
+    return " ".join(next(run for run in runs_in_order(text, ngram) if run in found))
+
+
+def _other_boilerplate(told: _Told) -> Iterator[str]:
+    """Runs of words that are called boilerplate: a sample of the rarest, and how many texts of the set hold each."""
+    overlaps = overlaps_of(told.stage.recipe)
+    stored = told.stage.table(told.lsh_clusters, BOILERPLATE_NAME).to_pylist()
+    rows = [row for row in stored if row["reference_set"] in overlaps]
+    if len(rows) != len(stored):
+        yield f"{len(stored) - len(rows):,} runs of words are boilerplate of a set that is not searched by them"
+    items = {name: runs_of_items(told.sets[name], overlaps[name]) for name in {row["reference_set"] for row in rows}}
+    for row in rows:
+        holders = len(items[row["reference_set"]].get(tuple(row["ngram"].split(" ")), ()))
+        if holders != row["num_items"]:
+            yield f"{_called(row)}, and {holders:,} texts of the set hold it, not {row['num_items']:,}"
+    for row in sorted(rows, key=lambda row: (row["num_documents"], row["ngram"]))[:MAX_BOILERPLATE]:
+        enough = 1 + max(overlaps[row["reference_set"]].max_documents, min(row["num_documents"], MAX_COUNTED))
+        texts, documents = documents_with_run(told.stage, told.raw_row_groups, row["ngram"], enough)
+        is_counted = documents == row["num_documents"] or documents == enough <= row["num_documents"]
+        if texts <= overlaps[row["reference_set"]].max_documents or not is_counted:
+            stated = row["num_documents"]
+            yield f"{_called(row)}, and {documents:,} documents hold it, {texts:,} different ones, not {stated:,}"
+
+
+def _called(row: Mapping[str, Any]) -> str:
+    return f"{row['reference_set']}: {row['ngram'][:60]!r} is called boilerplate"
+
+
+def _barred_otherwise(told: _Told) -> Iterator[str]:
+    """Rows that are barred by other sets than those that hit their cluster; in mode exact, what is near them."""
+    groups = group_codes(told.table.column("cluster_id"))
+    if told.stage.recipe.dedup.mode == "exact":
+        groups = near_components(told.doc_ids, told.signatures, told.rows_per_band).astype(np.int64)
+    matched: dict[int, set[str]] = {}
+    for hit in told.hits:
+        if (row := told.row_of.get(hit["doc_id"])) is not None:
+            matched.setdefault(int(groups[row]), set()).add(hit["reference_set"])
+    listed = [reference.name for reference in told.stage.recipe.references]
+    stated = zip(told.table.column("references").to_pylist(), told.table.column("barred").to_pylist(), strict=True)
+    for row, (group, (references, barred)) in enumerate(zip(groups.tolist(), stated, strict=True)):
+        expected = ",".join(name for name in listed if name in matched.get(group, ()))
+        if (references, barred) != (expected, bool(expected)):
+            yield (
+                f"{told.doc_ids[row].tobytes().hex()[:16]}: expected to be barred by {expected or 'nothing'},"
+                f" found barred {barred} by {references or 'nothing'}"
+            )
+
+
+def _misstated_counts(told: _Told) -> Iterator[str]:
+    """Numbers of the manifest about each set."""
+    stated = told.stage.open(told.lsh_clusters)[1].counts["references"]
+    columns = [told.table.column(name).to_pylist() for name in ("doc_id", "references", "kept", "reason")]
+    for reference in told.stage.recipe.references:
+        texts = told.sets[reference.name]
+        universe = getattr(reference, "universe_documents", None)
+        kinds = Counter(hit["kind"] for hit in told.hits if hit["reference_set"] == reference.name)
+        matched = [row for row in zip(*columns, strict=True) if reference.name in row[1].split(",")]
+        wanted = {
+            "texts": len(texts),
+            "exact_documents": sum(doc_id in texts for doc_id in columns[0]),
+            "exact_by_chance": universe and len(texts) * len(columns[0]) / universe,
+            "matched_documents": len(matched),
+            "kept_out_of_validation": sum(row[2] for row in matched),
+            "removed": sum(row[3] == "reference" for row in matched),
+            **{f"{kind}_hits": kinds[kind] for kind in KINDS},
+        }
+        for name, number in wanted.items():
+            if number != (found := stated[reference.name][name]):
+                yield f"{reference.name}: {name}: counted {number}, found {found} in the manifest"
+
+
+CHECKS = [
+    law(
+        reference_texts_are_found,
+        blocking=True,
+        description="Fails when a text that must stay out of validation was not recognised in the corpus, or a hit is "
+        f"told otherwise than it is. Similarities are recounted on a keyed sample of {MAX_COMPARED_BYTES // 1_000_000} "
+        f"MB of text, runs of words on {MAX_SEARCHED} documents. {AGAIN}",
+    ),
+]
