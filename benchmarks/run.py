@@ -30,7 +30,17 @@ from measure import Row, report_of, table_of
 ROOT = Path(__file__).resolve().parent.parent
 
 # Each is a file here with a function `measure(bench) -> list[Row]`.
-ENTRIES = ("signatures", "pathological", "lsh", "deduplication", "tokenizing", "packing", "assembly", "whole_flow")
+ENTRIES = (
+    "signatures",
+    "pathological",
+    "lsh",
+    "deduplication",
+    "tokenizing",
+    "packing",
+    "assembly",
+    "windows",
+    "whole_flow",
+)
 NEED_TEXT = frozenset({"signatures", "pathological", "deduplication", "tokenizing", "whole_flow"})
 OUR_LIBRARIES = ("numpy", "numba", "pyarrow", "tokenizers", "datasketch", "dagster")
 

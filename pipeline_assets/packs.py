@@ -8,22 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import numpy as np
-import numpy.typing as npt
 
-from pipeline_assets.report import asset_metadata, bar_picture, line_picture, picture_metadata, rows_metadata
+from pipeline_assets.layouts import ROW_LENGTHS, compared_strategies, layouts_metadata, write_layouts
+from pipeline_assets.report import asset_metadata, rows_metadata
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
-from pipeline_assets.transforms.utilisation import ConcatenatedLayout, Layout, compare_layouts
 from resources.artifact_store import ArtifactRef
-from resources.tables import read_json, write_json
+from training_io.balance import mean_overheads
 from training_io.document_index import read_index
 from training_io.hashing import derive_seed
-from training_io.plan import Plan, ShardsReference, plan_packs, write_plan
+from training_io.plan import Plan, ShardsReference, load_plan, plan_packs, write_plan
 
-PLAN_VERSION = 1
-STATS_VERSION = 1
-STATS_NAME, UTILISATION_NAME, LENGTHS_NAME = "stats.json", "utilisation.png", "lengths.png"
-COMPARED_STRATEGIES = ("oldest_first", "best_fit", "best_fit_decreasing")
+PLAN_VERSION = 2
+STATS_VERSION = 2
+BALANCED_RANKS = (2, 4, 8)  # shown for so many ranks
 
 
 def build_plan(stage: Stage, token_shards: ArtifactRef) -> Sealed:
@@ -39,6 +36,12 @@ def build_plan(stage: Stage, token_shards: ArtifactRef) -> Sealed:
             "segments": sum(plan.num_segments for plan in plans),
             "targets": sum(plan.num_targets for plan in plans),
             "splits": {plan.split: _counts(plan) for plan in plans},
+            "balance": [
+                {"ranks": ranks, **mean_overheads(plan, ranks)}
+                for plan in plans
+                if plan.split == "train"
+                for ranks in BALANCED_RANKS
+            ],
         }
 
     packs = stage.recipe.packs
@@ -52,6 +55,7 @@ def build_plan(stage: Stage, token_shards: ArtifactRef) -> Sealed:
     splits = ref.counts["splits"]
     metadata = asset_metadata(stage, ref) | {
         "splits": rows_metadata([{"split": name, **counts} for name, counts in splits.items()]),
+        "balance": rows_metadata([_as_percent(row) for row in ref.counts["balance"]]),
         "train_utilisation": splits["train"]["utilisation"],
         "steps_a_pass": splits["train"]["steps"],
     }
@@ -66,6 +70,7 @@ def plan_split(stage: Stage, token_shards: ArtifactRef, split: str) -> Plan:
         read_index(folder / f"{split}_index"),
         shards=ShardsReference(path=folder, identity=token_shards.identity, digest=token_shards.digest),
         max_seq_len=packs.max_seq_len,
+        long_documents=packs.long_documents,
         capacity=packs.capacity,
         strategy=packs.strategy,
         buffer=packs.buffer,
@@ -75,10 +80,16 @@ def plan_split(stage: Stage, token_shards: ArtifactRef, split: str) -> Plan:
     )
 
 
+def _as_percent(row: dict[str, Any]) -> dict[str, Any]:
+    """How much more than the mean the fullest rank has: tokens, squared lengths, and both dealt in turn."""
+    return {"ranks": row["ranks"]} | {f"{name} %": 100 * value for name, value in row.items() if name != "ranks"}
+
+
 def _counts(plan: Plan) -> dict[str, Any]:
     slots = plan.num_packs * plan.capacity
     return {
         "documents": plan.index.num_documents,
+        "diverted": len(plan.diverted),
         "segments": plan.num_segments,
         "packs": plan.num_packs,
         "targets": plan.num_targets,
@@ -89,88 +100,24 @@ def _counts(plan: Plan) -> dict[str, Any]:
 
 def build_stats(stage: Stage, token_shards: ArtifactRef, packing_plan: ArtifactRef) -> Sealed:
     """Compare padding, concatenating and packing on the training split's very documents."""
-    packs = stage.recipe.packs
-    lengths = read_index(stage.folder(token_shards) / "train_index").lengths
-    strategies = list(dict.fromkeys([packs.strategy, *COMPARED_STRATEGIES]))
 
     def write(folder: Path) -> dict[str, Any]:
-        layouts = compare_layouts(
-            lengths,
-            max_seq_len=packs.max_seq_len,
-            capacity=packs.capacity,
-            strategies=strategies,
-            buffer=packs.buffer,
-        )
-        rows = [_layout_row(layout) for layout in layouts]
-        write_json({"layouts": rows, "lengths": length_quantiles(lengths)}, folder / STATS_NAME)
-        names, shares = [row["layout"] for row in rows], [100 * row["utilisation"] for row in rows]
-        (folder / UTILISATION_NAME).write_bytes(
-            bar_picture("Utilisation of rows by layout", "% of cells that hold a token", names, shares)
-        )
-        (folder / LENGTHS_NAME).write_bytes(_length_picture(lengths))
-        return {f"{row['layout']}_utilisation": row["utilisation"] for row in rows}
+        artifact = stage.folder(packing_plan)
+        names = sorted(packing_plan.counts["splits"], key=lambda name: (name != "train", name))
+        return write_layouts(folder, [load_plan(artifact, name) for name in names])
 
     ref = stage.materialize(
         asset="packing_stats",
         inputs={"token_shards": token_shards.digest, "packing_plan": packing_plan.digest},
-        parameters={"packs": packs.model_dump(mode="json"), "strategies": strategies},
+        parameters={
+            "packs": stage.recipe.packs.model_dump(mode="json"),
+            "strategies": compared_strategies(stage.recipe.packs.strategy),
+            "row_lengths": ROW_LENGTHS,
+        },
         version=STATS_VERSION,
         write=write,
     )
-    folder = stage.folder(ref)
-    stats = read_json(folder / STATS_NAME)
-    metadata = asset_metadata(stage, ref) | {
-        "layouts": rows_metadata(stats["layouts"]),
-        "length_quantiles": rows_metadata([stats["lengths"]]),
-        "utilisation": picture_metadata((folder / UTILISATION_NAME).read_bytes(), "utilisation by layout"),
-        "lengths": picture_metadata((folder / LENGTHS_NAME).read_bytes(), "document lengths"),
-        "note": "High utilisation proves nothing about meaning: the checks on pairs, targets and isolation do.",
-    }
-    return Sealed(ref=ref, metadata=metadata)
-
-
-def _layout_row(layout: Layout) -> dict[str, Any]:
-    row = {
-        "layout": layout.name,
-        "rows": layout.num_rows,
-        "cells": layout.num_cells,
-        "tokens": layout.num_real,
-        "utilisation": layout.utilisation,
-        "tokens_left_out": layout.num_dropped,
-        "rows_above_minimum": layout.num_excess_rows,
-        "causal_pairs": layout.causal_pairs,
-        "varlen_pairs": layout.isolated_pairs,
-        "rows_with_boundary": 0,
-        "documents_a_row": 0.0,
-        "tokens_after_unrelated": 0,
-    }
-    if isinstance(layout, ConcatenatedLayout):
-        row |= {
-            "rows_with_boundary": layout.num_rows_with_boundary,
-            "documents_a_row": layout.documents_per_row,
-            "tokens_after_unrelated": layout.num_after_unrelated,
-        }
-    return row
-
-
-def length_quantiles(lengths: npt.NDArray[np.int64]) -> dict[str, float]:
-    """Document lengths in tokens, EOS included: number, mean, quantiles, longest."""
-    shares = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
-    quantiles = {f"{share:.0%}": float(np.quantile(lengths, share)) for share in shares}
-    return {
-        "documents": len(lengths),
-        "mean": float(lengths.mean()),
-        **quantiles,
-        "longest": int(lengths.max()),
-    }
-
-
-def _length_picture(lengths: npt.NDArray[np.int64]) -> bytes:
-    ordered = np.sort(lengths)
-    at = np.unique(np.linspace(0, len(ordered) - 1, 200).astype(np.int64))
-    shares = (at + 1) / len(ordered) * 100
-    series = {"documents of at most this length": (ordered[at].tolist(), shares.tolist())}
-    return line_picture("Document lengths", "tokens (logarithmic)", "% of documents", series, log_x=True)
+    return Sealed(ref=ref, metadata=asset_metadata(stage, ref) | layouts_metadata(stage.folder(ref)))
 
 
 @dg.asset(

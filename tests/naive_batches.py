@@ -73,6 +73,50 @@ def best_fit_decreasing_packs(lengths, capacity):
     return packs
 
 
+def first_fit_packs(lengths, capacity, buffer):
+    """Each segment into the first of the packs still open; beyond `buffer` open ones the first is closed."""
+    packs, num_closed = [], 0
+    for number, length in enumerate(lengths):
+        held = [sum(lengths[m] for m in chosen) for chosen in packs]
+        fitting = [at for at in range(num_closed, len(packs)) if held[at] + length <= capacity]
+        if fitting:
+            packs[fitting[0]].append(number)
+        else:
+            packs.append([number])
+        if len(packs) - num_closed > buffer:
+            num_closed += 1
+    return packs
+
+
+def first_fit_decreasing_packs(lengths, capacity):
+    """First fit of the segments sorted by length, no pack ever closed."""
+    by_length = sorted(range(len(lengths)), key=lambda n: (-lengths[n], n))
+    packs = first_fit_packs([lengths[n] for n in by_length], capacity, len(lengths))
+    return [[by_length[at] for at in chosen] for chosen in packs]
+
+
+def next_fit_packs(lengths, capacity):
+    """Arrival order, a new pack when a segment does not fit."""
+    packs = []
+    for number, length in enumerate(lengths):
+        if not packs or sum(lengths[m] for m in packs[-1]) + length > capacity:
+            packs.append([])
+        packs[-1].append(number)
+    return packs
+
+
+def worst_fit_decreasing_totals(lengths, capacity):
+    """Tokens in each pack, sorted, when the longest go first, each into the pack with the fewest tokens."""
+    totals = []
+    for length in sorted(lengths, reverse=True):
+        totals.sort()
+        if totals and totals[0] + length <= capacity:
+            totals[0] += length
+        else:
+            totals.append(length)
+    return sorted(totals)
+
+
 def best_subset_sum(sizes, limit):
     """Largest sum of a subset that does not exceed the limit, over all subsets."""
     return max(

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "definitions": {"training_io", "transforms", "resources", "stages", "asset_checks"},
 }
 
-TORCH_HALF = {"attention", "checkpoint", "loss", "model", "staging", "stream", "train"}
+TORCH_HALF = {"attention", "checkpoint", "loader", "loss", "model", "staging", "stream", "train"}
 DAGSTERS_DOOR = {"training_io.gpu_io_manager"}
 # Used where it is there, while a function runs: a recipe given to `inspect` is YAML, a package's self-test encodes again,
 # a Hugging Face dataset is Arrow.

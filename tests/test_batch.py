@@ -9,9 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_artifacts import address_docs, make_plan, make_token_shards
 
-from training_io.batch import PackedBatch, assemble_batch, check_batch, check_cu_seqlens
+from training_io.batch import (
+    IGNORED,
+    ConstantShape,
+    PackedBatch,
+    assemble_batch,
+    check_batch,
+    check_cu_seqlens,
+    in_constant_shape,
+)
 from training_io.document_index import read_index
-from training_io.errors import InvariantBroken
+from training_io.errors import InvariantBroken, RecipeError
 from training_io.plan import load_plan
 from training_io.sampler import Sampler
 from training_io.shard_format import read_shard
@@ -86,6 +94,88 @@ def test_uint16_shards_give_int64_batches(tmp_path):
     _, batch = assembled(tmp_path, [[65_535, 1]], [(0, 0, 2)], token_dtype="uint16")
     assert batch.inputs.tolist() == [65_535, 1]
     assert batch.inputs.dtype == np.int64
+
+
+def test_unused_slots_become_no_tokens(tmp_path):
+    lengths = [2_000, 1_100, 700, 255]
+    shards = make_token_shards(tmp_path, {"train": address_docs(lengths)})
+    plan = load_plan(
+        make_plan(tmp_path, shards, max_seq_len=4_096, capacity=4_096, packs_per_microbatch=1, microbatches_per_step=1)
+    )
+    assert (plan.num_packs, plan.num_targets, plan.capacity - plan.num_targets) == (1, 4_055, 41)
+    (batch,) = Sampler(plan).next_step()
+    check_batch(batch)
+    assert len(batch.inputs) == len(batch.targets) == batch.num_targets == batch.step_targets == 4_055
+    (filled,) = [in_constant_shape(part, plan.constant_shape) for part in Sampler(plan).next_step()]
+    assert (len(filled.inputs), filled.num_targets, filled.step_targets) == (4_096, 4_055, 4_055)
+    assert filled.targets[4_055:].tolist() == [IGNORED] * 41
+    assert filled.cu_seqlens[[4, 5]].tolist() == [4_055, 4_096]
+
+
+@relaxed
+@given(
+    st.lists(st.integers(0, 25), min_size=1, max_size=12).filter(any),
+    st.integers(1, 4),
+    st.integers(0, 9),
+    st.integers(1, 3),
+)
+def test_all_microbatches_of_a_plan_have_its_constant_shape(tmp_path_factory, lengths, packs, more, world_size):
+    root = tmp_path_factory.mktemp("root")
+    shards = make_token_shards(root, {"train": address_docs(lengths)}, max_shard_tokens=40)
+    plan = load_plan(make_plan(root, shards, max_seq_len=8, capacity=8 + more, packs_per_microbatch=packs))
+    shape = plan.constant_shape
+    for rank in range(world_size):
+        sampler = Sampler(plan, rank, world_size)
+        for _ in range(2 * plan.num_steps):
+            for batch in sampler.next_step():
+                filled = in_constant_shape(batch, shape)
+                arrays = (filled.inputs, filled.targets, filled.position_ids, filled.cu_seqlens, filled.segment_doc)
+                assert [len(array) for array in arrays] == [shape.num_tokens] * 3 + [
+                    shape.num_segments + 1,
+                    shape.num_segments,
+                ]
+                assert [array.dtype for array in arrays] == [
+                    np.dtype(name) for name in ("int64", "int64", "int64", "int32", "int64")
+                ]
+                assert filled.max_seqlen == shape.max_seqlen
+                assert_slack_is_last(batch, filled)
+
+
+def assert_slack_is_last(batch, filled):
+    """The real part is untouched; then come slack segments of at most max_seqlen, then empty ones."""
+    num, num_segments = batch.num_targets, len(batch.segment_doc)
+    for name in ("inputs", "targets", "position_ids"):
+        assert np.array_equal(getattr(filled, name)[:num], getattr(batch, name))
+    assert np.array_equal(filled.cu_seqlens[: num_segments + 1], batch.cu_seqlens)
+    assert (filled.num_targets, filled.step_targets, filled.step) == (num, batch.step_targets, batch.step)
+    assert (filled.targets[num:] == IGNORED).all()
+    assert (filled.segment_doc[num_segments:] == -1).all()
+    slack = np.diff(filled.cu_seqlens[num_segments:])
+    assert slack.max(initial=0) <= filled.max_seqlen
+    assert slack.tolist() == sorted(slack.tolist(), reverse=True)
+    assert filled.position_ids[num:].tolist() == [at for length in slack for at in range(length)]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_tokens": 4}, {"num_segments": 2}, {"max_seqlen": 2}], ids=["tokens", "segments", "length"]
+)
+def test_a_batch_that_does_not_fit_its_shape_is_refused(changes):
+    shape = ConstantShape(num_tokens=6, num_segments=3, max_seqlen=3)
+    assert in_constant_shape(sound_batch(), shape).cu_seqlens.tolist() == [0, 3, 5, 6]
+    with pytest.raises(RecipeError, match="Take the shape from the plan"):
+        in_constant_shape(sound_batch(), dataclasses.replace(shape, **changes))
+
+
+def test_slack_is_no_part_of_the_loss():
+    torch = pytest.importorskip("torch")
+    from training_io.loss import sum_cross_entropy
+
+    batch = sound_batch()
+    filled = in_constant_shape(batch, ConstantShape(num_tokens=9, num_segments=6, max_seqlen=3))
+    logits = torch.randn(9, 7, generator=torch.Generator().manual_seed(1))
+    alone, _ = sum_cross_entropy(logits[:5], torch.from_numpy(batch.targets))
+    with_slack, _ = sum_cross_entropy(logits, torch.from_numpy(filled.targets))
+    assert torch.allclose(alone, with_slack)
 
 
 def sound_batch():

@@ -363,14 +363,24 @@ def test_quality_of_nothing_is_perfect(load):
 def test_packing_refuses_to_time_a_wrong_packing(load):
     packing = load("packing")
     lengths = np.minimum(packing.web_lengths(500), packing.CAPACITY)
-    row = packing.row_of("oldest_first", lengths, runs=1)
+    peer = packing.Peer(name="x", num_packs=100, num_packs_in_batches=110)
+    packed = packing.pack(lengths, packing.CAPACITY)
+    row = packing.row_of("oldest_first", lengths, packed, {"oldest_first": (1.0,), "peer": (2.0,)}, peer)
     assert row.amount == lengths.sum() / 1e6
+    assert row.extra["peer_waste_percent_in_batches"] > row.extra["peer_waste_percent"] > row.extra["waste_percent"]
     order, ends = np.arange(500), np.arange(501)
     packing.require_sound("x", lengths, order, ends)
     with pytest.raises(InvariantBroken, match="each segment once"):
         packing.require_sound("x", lengths, np.zeros_like(order), ends)
     with pytest.raises(InvariantBroken, match="fullest pack"):
         packing.require_sound("x", lengths, order, np.array([0, 500]))
+
+
+def test_displacement_counts_packs_between_a_segment_and_its_turn(load):
+    packing = load("packing")
+    lengths, ends = np.full(8, 5), np.array([0, 2, 4, 6, 8])
+    assert packing.mean_displacement(lengths, np.arange(8), ends) == 0
+    assert packing.mean_displacement(lengths, np.array([6, 1, 2, 3, 4, 5, 0, 7]), ends) == 2 * 3 / 8
 
 
 def test_assembly_refuses_to_time_wrong_batches(load, tmp_path):

@@ -1,6 +1,7 @@
 """A checkpoint is whole or absent, verified before use, and bound to its run."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def test_a_crash_while_saving_leaves_the_one_before_and_no_trace_after_the_next(
     def crash(*arguments, **options):
         raise OSError("power failure")
 
-    target = {"rename": (checkpoint.Path, "rename"), "fsync": (checkpoint.os, "fsync"), "save": (torch, "save")}[call]
+    target = {"rename": (checkpoint.Path, "rename"), "fsync": (os, "fsync"), "save": (torch, "save")}[call]
     with monkeypatch.context() as patch:
         patch.setattr(*target, crash)
         with pytest.raises(OSError, match="power failure"):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import naive_batches as naive
 import numpy as np
@@ -11,11 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_artifacts import address_docs, make_plan, make_token_shards, seal
 
-from training_io.document_index import read_index
+from training_io import plan as plan_module
+from training_io.document_index import cut_shards, index_of, read_index
 from training_io.errors import FormatError, RecipeError, StateMismatch
+from training_io.invariants import (
+    every_pair_once,
+    order_is_permutation,
+    pack_sums_are_right,
+    packs_within_capacity,
+    steps_match_shards,
+)
 from training_io.manifest import MANIFEST_NAME, QUARANTINE_NAME, load_manifest
-from training_io.packing import pack_stream
-from training_io.plan import ShardsReference, epoch_order, load_plan, plan_packs
+from training_io.packing import STRATEGIES, STREAMING, pack_stream
+from training_io.plan import SNAPSHOT_PACKS, ShardsReference, load_plan, plan_packs, replay, write_plan
 
 relaxed = settings(deadline=None, max_examples=25)
 LENGTHS = [6, 4, 3, 2, 20, 1, 0, 9]
@@ -32,6 +41,7 @@ def artifacts(tmp_path):
 def replanned(plan, **changes):
     names = (
         "max_seq_len",
+        "long_documents",
         "capacity",
         "strategy",
         "buffer",
@@ -102,7 +112,7 @@ def test_a_split_is_named_or_pointed_at(artifacts):
 def test_plan_json_is_as_documented(artifacts):
     shards, folder = artifacts
     fields = json.loads((folder / "train" / "plan.json").read_text())
-    assert fields["format"] == "corpusmill-plan/1"
+    assert fields["format"] == "corpusmill-plan/2"
     assert fields["shards"]["path"] == f"../../../../token_shards/-/{shards.name}"
     assert fields["shards"]["identity"] == shards.name
     assert (fields["num_documents"], fields["num_segments"], fields["num_packs"]) == (8, 10, 3)
@@ -122,6 +132,7 @@ def test_artifacts_may_move_together(artifacts, tmp_path):
     ("name", "value"),
     [
         ("max_seq_len", 7),
+        ("long_documents", "divert"),
         ("capacity", 17),
         ("strategy", "best_fit"),
         ("buffer", 17),
@@ -147,19 +158,112 @@ def test_identity_covers_columns_and_shards_but_not_their_path(artifacts, tmp_pa
     assert dataclasses.replace(plan, shards=elsewhere).identity == plan.identity
 
 
-def test_epochs_permute_packs_by_key():
-    assert epoch_order(200, 1, 1).tolist() == epoch_order(200, 1, 1).tolist()
-    orders = {tuple(epoch_order(200, seed, epoch).tolist()) for seed in (1, 2) for epoch in (1, 2, 3)}
-    assert len(orders) == 6
-    assert all(sorted(order) == list(range(200)) for order in orders)
+def test_a_segment_takes_four_bytes_and_a_pack_twelve(artifacts):
+    plan = load_plan(artifacts[1])
+    assert {column.dtype for column in plan.columns.values()} == {np.dtype(np.uint32)}
 
 
-def test_the_order_of_an_epoch_stays_what_it_was():
-    assert epoch_order(8, 1, 1).tolist() == [1, 5, 3, 0, 7, 2, 6, 4]
+def test_numbers_that_need_more_than_32_bits_get_them(artifacts):
+    plan = load_plan(artifacts[1])
+    lengths = np.array([70_001, 5], dtype=np.int64)
+    index = index_of(
+        split="train",
+        doc_ids=np.zeros((2, 32), dtype=np.uint8),
+        pools=np.zeros(2, dtype=np.uint16),
+        pool_names=("tiny",),
+        lengths=lengths,
+        cuts=cut_shards(lengths, 100_000),
+        eos_id=0,
+        token_dtype="uint16",
+        tokenizer_fingerprint="",
+    )
+    wide = replanned(dataclasses.replace(plan, index=index), max_seq_len=70_000, capacity=70_000)
+    assert wide.pack_sum_squares.tolist() == [70_000**2, 4**2]
+    assert (wide.pack_sum_squares.dtype, wide.pack_targets.dtype) == (np.int64, np.uint32)
 
 
-def test_one_segment_number_takes_four_bytes(artifacts):
-    assert load_plan(artifacts[1]).order.dtype == np.uint32
+def web_index(num_documents):
+    """Documents of web-like lengths: median 403 and mean 690 tokens, at least 32."""
+    sigma = np.sqrt(2 * np.log(690 / 403))
+    drawn = np.random.default_rng(0).lognormal(np.log(403), sigma, num_documents)
+    lengths = np.maximum(32, np.rint(drawn)).astype(np.int64)
+    return index_of(
+        split="train",
+        doc_ids=np.zeros((num_documents, 32), dtype=np.uint8),
+        pools=np.zeros(num_documents, dtype=np.uint16),
+        pool_names=("web",),
+        lengths=lengths,
+        cuts=cut_shards(lengths, int(lengths.sum())),
+        eos_id=0,
+        token_dtype="uint16",
+        tokenizer_fingerprint="",
+    )
+
+
+def web_plan(strategy, num_documents=30_000):
+    return plan_packs(
+        web_index(num_documents),
+        shards=ShardsReference(path=Path(), identity="", digest=""),
+        max_seq_len=4_096,
+        capacity=4_096,
+        strategy=strategy,
+        buffer=256,
+        packs_per_microbatch=35,
+        microbatches_per_step=1,
+        epoch_seed=1,
+    )
+
+
+@pytest.mark.parametrize("strategy", ["oldest_first", "best_fit"])
+def test_a_plan_of_ten_billion_tokens_fits_in_110_megabytes(tmp_path, strategy):
+    plan = web_plan(strategy)
+    write_plan(tmp_path / "packing_plan" / "train", plan, tmp_path)
+    num_bytes = sum(path.stat().st_size for path in (tmp_path / "packing_plan").rglob("*") if path.is_file())
+    assert num_bytes / plan.num_targets * 10e9 < 110e6
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_any_stretch_of_the_plan_is_what_the_packer_makes_of_it(monkeypatch, strategy):
+    monkeypatch.setattr(plan_module, "SNAPSHOT_PACKS", 16)
+    plan = web_plan(strategy, 400)
+    assert len(plan.snapshots) == (plan.num_packs // 16 + 1 if strategy in STREAMING else 0)
+    for first in (0, 1, 16, 17, 47, plan.num_packs - 1, plan.num_packs):
+        stored = [plan.segments_of(np.array([pack])).tolist() for pack in range(first, plan.num_packs)]
+        assert list(replay(plan, first)) == stored
+
+
+def test_snapshots_make_every_stretch_near():
+    plan = web_plan("concat")
+    assert len(plan.snapshots) == plan.num_packs // SNAPSHOT_PACKS + 1 > 1
+    late = plan.num_packs - 1
+    assert next(replay(plan, late)) == plan.segments_of(np.array([late])).tolist()
+    assert plan.snapshots[-1]["arrived"] > 0.5 * plan.num_segments
+
+
+def test_long_documents_are_diverted_whole(tmp_path):
+    shards = make_token_shards(tmp_path, {"train": address_docs(LENGTHS)}, max_shard_tokens=12)
+    plan = load_plan(make_plan(tmp_path, shards, long_documents="divert"))
+    assert [LENGTHS[number] for number in plan.diverted] == [20, 9]
+    doc, start, end = plan.locate(plan.segments_of(np.arange(plan.num_packs)))
+    assert sorted(doc.tolist()) == [number for number, length in enumerate(LENGTHS) if 0 < length <= 8]
+    assert [(a, b) for a, b in zip(start.tolist(), end.tolist(), strict=True)] == [(0, LENGTHS[d]) for d in doc]
+    assert plan.num_targets == sum(length for length in LENGTHS if length <= 8)
+    for law in (order_is_permutation, every_pair_once, packs_within_capacity, pack_sums_are_right, steps_match_shards):
+        assert law(plan) == []
+    cut = dataclasses.replace(plan, long_documents="cut")
+    assert every_pair_once(cut) != []
+
+
+def test_long_documents_are_refused_by_name(artifacts):
+    plan = load_plan(artifacts[1])
+    with pytest.raises(
+        RecipeError, match=r"document 4: expected at most 8 inputs .*found 20; 2 documents .*longest 20"
+    ):
+        replanned(plan, long_documents="refuse")
+    whole = replanned(plan, long_documents="refuse", max_seq_len=20, capacity=20)
+    assert (len(whole.diverted), whole.num_targets) == (0, sum(LENGTHS))
+    with pytest.raises(RecipeError, match="expected one of cut, refuse, divert, found 'split'"):
+        replanned(plan, long_documents="split")
 
 
 @pytest.mark.parametrize("which", [0, 1])

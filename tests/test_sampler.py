@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
 
 import naive_batches as naive
 import numpy as np
@@ -45,6 +45,17 @@ def joined(batches):
     )
 
 
+def segments_in(batches):
+    """Each segment of several batches with its tokens, targets and positions, in no order."""
+    parts = []
+    for batch in batches:
+        bounds = batch.cu_seqlens.tolist()
+        for document, (a, b) in zip(batch.segment_doc.tolist(), pairwise(bounds), strict=True):
+            columns = (batch.inputs, batch.targets, batch.position_ids)
+            parts.append((document, *(column[a:b].tolist() for column in columns)))
+    return sorted(parts)
+
+
 def test_an_epoch_is_every_pair_once_and_the_next_epoch_as_well(plan):
     assert plan.num_steps > 2
     everything = naive.pair_multiset([[*doc, 0] for doc in address_docs(LENGTHS)])
@@ -80,7 +91,7 @@ def test_the_union_over_ranks_is_the_step(tmp_path_factory, lengths, per_microba
     for _ in range(2 * plan.num_steps):
         step = next(alone)
         shares = [next(rank) for rank in ranks]
-        assert joined(shares) == joined([step])
+        assert segments_in(shares) == segments_in([step])
         assert sum(share.num_targets for share in shares) == step.num_targets
         for share in shares:
             check_batch(share)
@@ -136,7 +147,7 @@ def test_a_state_is_for_any_number_of_ranks(plan):
     ranks = [Sampler(plan, rank, 3) for rank in range(3)]
     for rank in ranks:
         rank.load_state_dict(state)
-    assert joined([next(rank) for rank in ranks]) == joined([next(alone)])
+    assert segments_in([next(rank) for rank in ranks]) == segments_in([next(alone)])
 
 
 def test_resuming_twice_goes_on_from_the_second_state(plan):
@@ -150,6 +161,33 @@ def test_resuming_twice_goes_on_from_the_second_state(plan):
     third = Sampler(plan)
     third.load_state_dict(second.state_dict())
     assert same(next(third), expected[2])
+
+
+def test_a_hundred_kills_with_any_number_of_ranks_consume_exactly_the_plan(tmp_path):
+    rng = np.random.default_rng(5)
+    docs = address_docs(rng.integers(0, 40, 300).tolist())
+    shards = make_token_shards(tmp_path, {"train": docs}, max_shard_tokens=900)
+    plan = load_plan(make_plan(tmp_path, shards, packs_per_microbatch=1, microbatches_per_step=3))
+    state, consumed, kills = Sampler(plan).state_dict(), [], 0
+    while kills < 100:
+        ranks = [
+            Sampler(plan, rank, world_size) for world_size in [int(rng.integers(1, 9))] for rank in range(world_size)
+        ]
+        for rank in ranks:
+            rank.load_state_dict(json.loads(json.dumps(state)))
+        for _ in range(int(rng.integers(0, 7))):
+            consumed.append([next(rank) for rank in ranks])
+            (state,) = {json.dumps(rank.state_dict()): rank.state_dict() for rank in ranks}.values()
+        for rank in ranks[: int(rng.integers(0, len(ranks) + 1))]:
+            next(rank)  # a step that was begun when the run was killed, and whose state was never saved
+        kills += 1
+    alone = list(islice(Sampler(plan), len(consumed)))
+    assert len(consumed) > 2 * plan.num_steps
+    assert [segments_in(shares) for shares in consumed] == [segments_in([step]) for step in alone]
+    first_epoch = [share for shares in consumed[: plan.num_steps] for share in shares]
+    assert sum((naive.batch_pairs(batch) for batch in first_epoch), Counter()) == naive.pair_multiset(
+        [[*doc, 0] for doc in docs]
+    )
 
 
 def test_the_end_of_an_epoch_is_the_start_of_the_next(plan):

@@ -1,6 +1,7 @@
 """Streams: the same batches on any path, no slot rewritten under a copy, and a state that counts what was consumed."""
 
 import pickle
+from itertools import accumulate, chain, groupby
 
 import numpy as np
 import pytest
@@ -175,9 +176,9 @@ def test_union_over_ranks_is_the_step(artifacts, world_size):
     ]
     alone = open_stream(StreamSpec(plan_path=str(artifacts[1]), device="cpu"))
     for _ in range(6):
-        expected = [token for batch in next(alone) for token in batch.inputs.tolist()]
+        expected = sorted(token for batch in next(alone) for token in batch.inputs.tolist())
         shares = [next(stream) for stream in streams]
-        assert [token for share in shares for batch in share for token in batch.inputs.tolist()] == expected
+        assert sorted(token for share in shares for batch in share for token in batch.inputs.tolist()) == expected
         assert {batch.step_targets for share in shares for batch in share} == {len(expected)}
 
 
@@ -242,6 +243,38 @@ def test_windows_are_rows_of_the_token_stream_one_segment_each(artifacts):
             assert (batch.max_seqlen, batch.num_targets, batch.step_targets) == (6, 12, 36)
             assert (batch.epoch, batch.step) == (i // num_batches, step)
     assert batch.epoch >= 1
+
+
+def test_masked_windows_are_the_same_tokens_with_a_segment_a_document(artifacts):
+    lengths = [5, 30, 1, 9, 14, 3, 22, 8, 8, 2, 17, 40, 6]
+    owner_of = [doc for doc, length in enumerate(lengths) for _ in range(length + 1)]
+    plain_steps = take(open_windows(window_spec(artifacts)), 7)
+    steps = take(open_windows(window_spec(artifacts, document_mask=True)), 7)
+    num_batches = (len(owner_of) - 1) // 12
+    mixed = 0
+    batches = zip(chain.from_iterable(steps), chain.from_iterable(plain_steps), strict=True)
+    for number, (masked, unmasked) in enumerate(batches):
+        for name in ("inputs", "targets", "num_targets", "step_targets", "epoch", "step"):
+            assert masked[name] == unmasked[name]
+        start = number % num_batches * 12
+        rows = [owner_of[start : start + 6], owner_of[start + 6 : start + 12]]
+        runs = [len(list(run)) for row in rows for _, run in groupby(row)]
+        assert masked["cu_seqlens"] == [0, *accumulate(runs)]
+        assert masked["position_ids"] == [at for length in runs for at in range(length)]
+        assert masked["max_seqlen"] == max(runs)
+        mixed += len(runs) > 2
+    assert mixed > 5
+    assert number >= num_batches
+
+
+def test_a_mask_is_part_of_what_a_window_state_binds_to(artifacts):
+    state = open_stream(window_spec(artifacts)).state_dict()
+    with pytest.raises(StateMismatch, match="accumulation and mask"):
+        open_stream(window_spec(artifacts, document_mask=True, sampler_state=state))
+    masked = open_stream(window_spec(artifacts, document_mask=True, prefetch_depth=2))
+    take(masked, 2)
+    state, rest = masked.state_dict(), take(masked, 2)
+    assert take(open_stream(window_spec(artifacts, document_mask=True, sampler_state=state)), 2) == rest
 
 
 def test_window_state_resumes_and_binds_to_its_shape(artifacts):

@@ -82,6 +82,7 @@ def make_plan(
     packs_per_microbatch: int = 2,
     microbatches_per_step: int = 2,
     epoch_seed: int = 1,
+    long_documents: str = "cut",
 ) -> Path:
     """Write and seal `<root>/packing_plan/-/<identity>` with one folder a split, over a token_shards artifact."""
     manifest = load_manifest(shards_artifact)
@@ -95,6 +96,7 @@ def make_plan(
         "packs_per_microbatch": packs_per_microbatch,
         "microbatches_per_step": microbatches_per_step,
         "epoch_seed": epoch_seed,
+        "long_documents": long_documents,
         "splits": list(splits),
     }
     folder = root / "packing_plan" / "-" / artifact_identity("packing_plan", "-", inputs, parameters, 1)
@@ -110,6 +112,7 @@ def make_plan(
             packs_per_microbatch=packs_per_microbatch,
             microbatches_per_step=microbatches_per_step,
             epoch_seed=epoch_seed,
+            long_documents=long_documents,
         )
         write_plan(folder / split, plan, shards_artifact)
         counts[split] = {"num_packs": plan.num_packs, "num_targets": plan.num_targets}

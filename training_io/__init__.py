@@ -2,6 +2,8 @@
 
     shard_format, document_index ─▶ segments ─▶ packing ─▶ plan ─▶ sampler ─▶ batch ─▶ stream ─▶ train
                         windows ─────────────────────────────────────────────────────────┘
+    epochs, balance ─▶ sampler: which packs a step and a rank gets; streaming: the same without a stored plan
+    loader: a plan's steps for torch's DataLoader
     manifest, invariants, verification, handoff: what was handed over is whole, and its laws hold
     exports: the same documents as other trainers read them
 

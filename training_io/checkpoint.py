@@ -7,7 +7,6 @@ or load: one pass over the bytes to move them and one to hash them.
 """
 
 import json
-import os
 import pickle
 import re
 import shutil
@@ -20,6 +19,7 @@ import torch
 
 from training_io.errors import FormatError, StateMismatch
 from training_io.hashing import sha256_file
+from training_io.manifest import sync_path
 
 FORMAT = "corpusmill-checkpoint/1"
 STATE_NAME = "state.pt"
@@ -60,7 +60,7 @@ def save_checkpoint(
     temporary.mkdir()
     _write_synced(temporary, step, payload, identities)
     temporary.rename(final)
-    _sync(checkpoint_dir)
+    sync_path(checkpoint_dir)
     for old in list_checkpoints(checkpoint_dir)[:-keep_last]:
         _remove(old)
     return final
@@ -136,15 +136,7 @@ def _write_synced(folder: Path, step: int, payload: Mapping[str, Any], identitie
     }
     (folder / RECORD_NAME).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for path in (state, folder / RECORD_NAME, folder):
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_path(path)
 
 
 def _remove(checkpoint: Path) -> None:

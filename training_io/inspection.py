@@ -18,7 +18,7 @@ from training_io.errors import FormatError, RecipeError
 from training_io.manifest import load_manifest, quarantine_reasons
 from training_io.packing import pack
 from training_io.plan import PLAN_NAME, Plan, load_plan, splits_of
-from training_io.segments import segment_table
+from training_io.segments import keep_whole, segment_table
 from training_io.verification import artifacts_at, index_folders
 
 QUANTILES = {"min": 0.0, "p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "max": 1.0}
@@ -85,7 +85,7 @@ def _inspect_artifact(artifact: Path, only_split: str | None, recipe: dict[str, 
     if reasons := quarantine_reasons(artifact):
         report["quarantined"] = reasons
     if manifest.asset == "token_shards":
-        indexes = [read_index(folder) for folder in index_folders(artifact)]
+        indexes = [read_index(folder) for folder in index_folders(artifact, manifest)]
         report["splits"] = {index.split: _shards_report(index, recipe) for index in indexes}
     elif manifest.asset == "packing_plan":
         splits = [only_split] if only_split else splits_of(artifact)
@@ -125,7 +125,9 @@ def _under_recipe(index: DocumentIndex, recipe: dict[str, Any]) -> dict[str, Any
     """Segments that a recipe would cut from these documents and, if it says how, the packs that it would make of
     them.
     """
-    _, start, end = segment_table(index.lengths, int(recipe["max_seq_len"]))
+    max_seq_len = int(recipe["max_seq_len"])
+    lengths = keep_whole(index.lengths, max_seq_len, str(recipe.get("long_documents", "cut")))
+    _, start, end = segment_table(lengths, max_seq_len)
     report: dict[str, Any] = {"segments": len(start)}
     if all(name in recipe for name in RECIPE_NUMBERS):
         capacity = int(recipe["capacity"])

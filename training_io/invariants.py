@@ -130,7 +130,7 @@ def order_is_permutation(plan: Plan) -> list[str]:
 
 def every_pair_once(plan: Plan) -> list[str]:
     """Each token but a document's last is the input of exactly one planned pair, counted on the positions of the
-    shards.
+    shards; of a document that the plan diverts, none is.
     """
     index = plan.index
     if documents_tile_shards(index):
@@ -146,6 +146,8 @@ def every_pair_once(plan: Plan) -> list[str]:
         expected = np.ones(num_tokens, dtype=np.int32)
         inside = index.shards == shard
         expected[index.offsets[inside] + index.lengths[inside] - 1] = 0
+        for document in np.flatnonzero(inside & _is_diverted(plan)).tolist():
+            expected[index.offsets[document] : index.offsets[document] + index.lengths[document]] = 0
         found = np.cumsum(steps[:-1], dtype=np.int32)
         violations += [
             f"{index.shard_files[shard]}: token {int(position):,}: expected {int(expected[position])} planned"
@@ -251,8 +253,14 @@ def _shards(artifact: Path, index: DocumentIndex) -> Iterator[tuple[int, npt.NDA
 
 
 def _segment_counts(plan: Plan) -> I64:
-    """Segments of each document: its inputs divided by max_seq_len, rounded up."""
-    return -(-(np.asarray(plan.index.lengths, dtype=np.int64) - 1) // plan.max_seq_len)
+    """Segments of each document: its inputs divided by max_seq_len, rounded up, and none for a diverted one."""
+    counts = -(-(np.asarray(plan.index.lengths, dtype=np.int64) - 1) // plan.max_seq_len)
+    return np.where(_is_diverted(plan), 0, counts)
+
+
+def _is_diverted(plan: Plan) -> npt.NDArray[np.bool_]:
+    """Whether a document is too long for a plan that never cuts."""
+    return (plan.index.lengths > plan.max_seq_len + 1) & (plan.long_documents == "divert")
 
 
 def _planned_segments(plan: Plan) -> tuple[I64, I64, I64]:
@@ -267,7 +275,7 @@ def _planned_segments(plan: Plan) -> tuple[I64, I64, I64]:
 
 
 def _offsets_are_broken(plan: Plan) -> bool:
-    offsets = plan.pack_offsets
+    offsets = plan.pack_offsets.astype(np.int64)
     return bool(offsets[0] != 0 or offsets[-1] != plan.num_segments or (np.diff(offsets) < 1).any())
 
 

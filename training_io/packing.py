@@ -1,15 +1,18 @@
 """Packing: which whole segments share a pack of a given capacity.
 
 In: segment lengths in arrival order. Out: segment numbers in pack order and where packs end. The promise: every segment
-once, none cut, no pack over capacity, and a stored plan is the recording of the same streaming packer. Packing reads
-lengths only. Cost: linear, about a microsecond a segment; the state is the buffer.
+once, none cut, no pack over capacity, and a stored plan is the recording of the same streaming packer, which can be
+stopped between two packs and goes on from a small state. Packing reads lengths only. Cost: each strategy states its
+own; the default is about half a microsecond a segment.
 """
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain, count, islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +21,45 @@ from training_io.errors import RecipeError
 
 I64 = npt.NDArray[np.int64]
 
-# Lengths in arrival order, capacity, buffer -> packs, each a list of segment numbers.
-Strategy = Callable[[Iterator[int], int, int], Iterator[list[int]]]
 
-# A best-fit candidate is (length << 48) + (2^48 - 1 - arrival number).
-_AGE_BITS = 48
-_YOUNGEST = (1 << _AGE_BITS) - 1
+@dataclass(kw_only=True)
+class Carry:
+    """What a streaming packer carries from one pack to the next: with it and the lengths to come it goes on.
+
+    It is right whenever the packer has handed out a pack. Offline strategies leave it empty.
+    """
+
+    arrived: int = 0  # segments read so far: the next one's number
+    sizes: dict[int, int] = field(default_factory=dict)  # of the segments below, where a packer is to go on with them
+    waiting: Iterable[int] = ()  # segments read and in no pack yet, in arrival order
+    packs: Iterable[list[int]] = ()  # packs that may still grow, in opening order
+    opened_at: Iterable[int] = ()  # segments read when each of the last packs opened
+    longest: int = 0  # length seen
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every segment read is in a pack that was handed out."""
+        return not list(self.waiting) and not list(self.packs)
+
+    def to_state(self) -> dict[str, Any]:
+        """Plain numbers for JSON; the sizes are left out, since whoever goes on has the lengths."""
+        return {
+            "arrived": self.arrived,
+            "waiting": list(self.waiting),
+            "packs": [list(numbers) for numbers in self.packs],
+            "opened_at": list(self.opened_at),
+            "longest": self.longest,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], length_of: Callable[[int], int]) -> "Carry":
+        """The carry that was saved, with the lengths of its segments looked up."""
+        held = [*state["waiting"], *chain.from_iterable(state["packs"])]
+        return cls(**state, sizes={number: length_of(number) for number in held})
+
+
+# Lengths still to come in arrival order, capacity, buffer, carry -> packs, each a list of segment numbers.
+Strategy = Callable[[Iterator[int], int, int, Carry], Iterator[list[int]]]
 
 # Subset sums over this many segments reach nearly every total: 2^32 subsets against a few thousand totals.
 _EXACT_CANDIDATES = 32
@@ -44,16 +80,22 @@ def pack(lengths: npt.ArrayLike, capacity: int, strategy: str = "oldest_first", 
     array = np.asarray(lengths, dtype=np.int64)
     packs = list(pack_stream(array.tolist(), capacity, strategy, buffer))
     pack_offsets = np.zeros(len(packs) + 1, dtype=np.int64)
-    np.cumsum([len(numbers) for numbers in packs], out=pack_offsets[1:])
+    np.cumsum(list(map(len, packs)), out=pack_offsets[1:])
     return np.fromiter(chain.from_iterable(packs), dtype=np.int64, count=int(pack_offsets[-1])), pack_offsets
 
 
 def pack_stream(
-    lengths: Iterable[int], capacity: int, strategy: str = "oldest_first", buffer: int = 256
+    lengths: Iterable[int],
+    capacity: int,
+    strategy: str = "oldest_first",
+    buffer: int = 256,
+    carry: Carry | None = None,
 ) -> Iterator[list[int]]:
-    """Packs one at a time, each a list of segment numbers (arrival positions), reading at most 2 x buffer ahead.
+    """Packs one at a time, each a list of segment numbers (arrival positions), reading little more than the buffer.
 
-    best_fit_decreasing is the exception: it sorts, so it reads everything first. Raises as pack() does.
+    The buffer counts candidates; first_fit's counts open packs. Strategies outside STREAMING read everything first.
+    With a carry, the packer goes on from it, lengths begin with segment number carry.arrived, and the carry is kept up
+    to date. Raises as pack() does.
     """
     if strategy not in STRATEGIES:
         raise RecipeError(
@@ -61,93 +103,173 @@ def pack_stream(
         )
     if buffer < 1:
         raise RecipeError(f"buffer: expected at least 1 candidate, found {buffer:,}. Raise the packing buffer.")
-    return STRATEGIES[strategy](chain.from_iterable(_checked(lengths, capacity, buffer)), capacity, buffer)
+    carry = Carry() if carry is None else carry
+    coming = chain.from_iterable(_checked(lengths, capacity, buffer, carry.arrived))
+    return STRATEGIES[strategy](coming, capacity, buffer, carry)
 
 
-def best_fit(lengths: Iterator[int], capacity: int, buffer: int) -> Iterator[list[int]]:
+def best_fit(lengths: Iterator[int], capacity: int, buffer: int, carry: Carry) -> Iterator[list[int]]:
     """The longest buffered candidate that fits, ties to the oldest, the buffer refilled after each choice.
 
     A pack is closed when nothing fits. So that short or awkward segments do not starve, a pack opens with the oldest
     candidate instead once that one was passed over by `buffer - 1` packs. The bound: every
     segment is in one of the first 2 x buffer - 1 packs that open after it arrived, and in one of the first `buffer` if
     it is the oldest by then.
+
+    The price: two binary searches and two moves within the buffer a segment; 0.1 % waste on web lengths at 4,096 with
+    256 candidates, and segments some fifty packs from where they arrived.
     """
-    # Length and age in one integer, sorted: bisection finds the longest that fits and, among equals, the oldest.
-    waiting: dict[int, int] = {}  # arrival number -> entry, in arrival order
-    opened_at: deque[int] = deque(maxlen=buffer)  # arrivals so far when each of the last packs opened
-    arrived = 0
-    for length in islice(lengths, buffer):
-        waiting[arrived] = (length << _AGE_BITS) + _YOUNGEST - arrived
+    waiting = {number: carry.sizes[number] for number in carry.waiting}  # number -> length, in arrival order
+    opened_at = deque(carry.opened_at, maxlen=buffer)
+    carry.waiting, carry.opened_at = waiting, opened_at
+    arrived = carry.arrived
+    for length in islice(lengths, buffer - len(waiting)):
+        waiting[arrived] = length
         arrived += 1
-    entries = sorted(waiting.values())
-    while entries:
+    # Sorted by length, the youngest first among equals: bisection finds the longest that fits and of those the oldest.
+    numbers = sorted(waiting, key=lambda number: (waiting[number], -number))
+    sizes = [waiting[number] for number in numbers]
+    oldest = 0
+    while sizes:
         opened_at.append(arrived)
-        oldest = next(iter(waiting))
-        at = len(entries) - 1
+        while oldest not in waiting:
+            oldest += 1
+        at = len(sizes) - 1
         if len(opened_at) == buffer and oldest < opened_at[0]:
-            at = bisect_left(entries, waiting[oldest])
+            at = bisect_right(sizes, waiting[oldest]) - 1
         remaining = capacity
-        numbers = []
+        chosen = []
         while at >= 0:
-            entry = entries.pop(at)
-            number = _YOUNGEST - (entry & _YOUNGEST)
-            numbers.append(number)
+            number = numbers.pop(at)
+            chosen.append(number)
+            remaining -= sizes.pop(at)
             del waiting[number]
-            remaining -= entry >> _AGE_BITS
             if length := next(lengths, 0):
-                entry = (length << _AGE_BITS) + _YOUNGEST - arrived
-                waiting[arrived] = entry
-                insort(entries, entry)
+                at = bisect_left(sizes, length)
+                sizes.insert(at, length)
+                numbers.insert(at, arrived)
+                waiting[arrived] = length
                 arrived += 1
-            at = bisect_right(entries, (remaining << _AGE_BITS) + _YOUNGEST) - 1
-        yield numbers
+            at = bisect_right(sizes, remaining) - 1
+        carry.arrived = arrived
+        yield chosen
 
 
-def oldest_first(lengths: Iterator[int], capacity: int, buffer: int) -> Iterator[list[int]]:
+def oldest_first(lengths: Iterator[int], capacity: int, buffer: int, carry: Carry) -> Iterator[list[int]]:
     """Arrival order until less than the longest segment seen is left, then the subset of old candidates that fills it
     best.
 
     The subset sum is exact over the 32 oldest candidates that fit; where more than 30 % of the buffer is longer than
     half the capacity, best fit closes the pack instead. The bound: the oldest candidate opens the pack, so every
     segment is in one of the first `buffer` packs that open after it arrived.
+
+    The price: up to 32 shifts of a number as wide as the space that is left, a pack. In return next to no waste, and
+    segments stay within a few packs of where they arrived.
     """
-    counter = count()
-    numbers: list[int] = []  # candidates in arrival order, and their lengths
-    sizes: list[int] = []
-    num_large = longest = 0
+    numbers = list(carry.waiting)  # candidates in arrival order, and their lengths
+    sizes = [carry.sizes[number] for number in numbers]
+    carry.waiting = numbers
+    counter = count(carry.arrived)
+    num_large = _num_large(sizes, capacity)
     while True:
         chosen: list[int] = []
         remaining, taken = capacity, 1
         while taken:
             fresh = list(islice(lengths, buffer - len(sizes)))
-            sizes += fresh
-            numbers += islice(counter, len(fresh))
-            num_large += _num_large(fresh, capacity)
-            longest = max([longest, *fresh])
-            taken = _leading(sizes, remaining, longest)
-            remaining -= sum(sizes[:taken])
-            num_large -= _num_large(sizes[:taken], capacity)
+            if fresh:
+                sizes += fresh
+                numbers += islice(counter, len(fresh))
+                num_large += _num_large(fresh, capacity)
+                carry.longest = max(carry.longest, max(fresh))
+                carry.arrived += len(fresh)
+            taken, remaining = _leading(sizes, remaining, carry.longest)
             chosen += numbers[:taken]
+            num_large -= _num_large(sizes[:taken], capacity)
             del numbers[:taken], sizes[:taken]
         if not chosen:
             return
         close = _best_fit_closing if num_large > _LARGE_SHARE * len(sizes) else _exact_closing
-        for at in close(sizes, remaining):
+        closing = close(sizes, remaining)
+        num_large -= _num_large([sizes[at] for at in closing], capacity)
+        for at in closing:
             chosen.append(numbers.pop(at))
-            num_large -= _num_large([sizes.pop(at)], capacity)
+            del sizes[at]
         yield chosen
 
 
-def best_fit_decreasing(lengths: Iterator[int], capacity: int, buffer: int) -> Iterator[list[int]]:
+def first_fit(lengths: Iterator[int], capacity: int, buffer: int, carry: Carry) -> Iterator[list[int]]:
+    """Each segment into the oldest open pack with room; where more than `buffer` are open, the oldest closes.
+
+    The bound: packs close in the order in which they opened, so a segment is in one of the first `buffer` + 1 packs
+    that close after it arrived.
+
+    The price: a search among the open packs, 2 x log2(buffer) steps, a segment; `buffer` packs are held rather than
+    `buffer` segments; 0.3 % waste on web lengths at 4,096 with 256 packs, since nothing is chosen.
+    """
+    packs = deque(list(numbers) for numbers in carry.packs)
+    carry.packs = packs
+    spaces = Spaces([capacity - sum(carry.sizes[number] for number in numbers) for numbers in packs])
+    num_closed = 0
+    for size in lengths:
+        at = spaces.first_with(size)
+        if at is None:
+            packs.append([])
+            at = spaces.append(capacity)
+        packs[at - num_closed].append(carry.arrived)
+        spaces.take(at, size)
+        carry.arrived += 1
+        if len(packs) > buffer:
+            spaces.close(num_closed)
+            num_closed += 1
+            yield packs.popleft()
+    while packs:
+        yield packs.popleft()
+
+
+def concat(lengths: Iterator[int], capacity: int, buffer: int, carry: Carry) -> Iterator[list[int]]:
+    """Arrival order; a pack closes when the next segment does not fit. No segment waits, whatever the buffer.
+
+    The price: what the segment that did not fit leaves open, 16 % of web lengths at 4,096. (A stream cut at every
+    row's end fills its rows, but it cuts segments, so that it is no packing.)
+    """
+    numbers = [number for held in carry.packs for number in held]
+    remaining = capacity - sum(carry.sizes[number] for number in numbers)
+    for size in lengths:
+        number = carry.arrived
+        carry.arrived += 1
+        if size > remaining:
+            carry.packs = [[number]]
+            yield numbers
+            numbers, remaining = [], capacity
+        numbers.append(number)
+        remaining -= size
+    carry.packs = []
+    if numbers:
+        yield numbers
+
+
+def padded(lengths: Iterator[int], capacity: int, buffer: int, carry: Carry) -> Iterator[list[int]]:
+    """A pack for each segment: what padding a row a document costs. No segment waits, whatever the buffer.
+
+    The price: everything that a segment leaves of the capacity, 84 % of web lengths at 4,096.
+    """
+    for _ in lengths:
+        carry.arrived += 1
+        yield [carry.arrived - 1]
+
+
+def best_fit_decreasing(lengths: Iterator[int], capacity: int, buffer: int, carry: Carry) -> Iterator[list[int]]:
     """Offline: the longest segment first, each into the fullest pack that still has room (ties to the oldest of both).
 
-    It reads every length before the first pack and takes no notice of the buffer.
+    The price: it reads every length before the first pack, takes no notice of the buffer, and leaves packs sorted by
+    their longest segment, so that the order of arrival is lost; a sort, and a binary search and a heap's move a
+    segment; 0.02 % waste on web lengths at 4,096, four times that of oldest_first.
     """
     sizes = list(lengths)
     packs: list[list[int]] = []
     spaces: list[int] = []  # distinct remaining spaces of the packs, sorted
     packs_with: dict[int, list[int]] = {}  # space -> heap of packs: the oldest comes first
-    for number in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+    for number in _longest_first(sizes):
         at = bisect_left(spaces, sizes[number])
         if at == len(spaces):
             chosen, space = len(packs), capacity
@@ -166,17 +288,160 @@ def best_fit_decreasing(lengths: Iterator[int], capacity: int, buffer: int) -> I
     yield from packs
 
 
-STRATEGIES: Mapping[str, Strategy] = {
+def first_fit_decreasing(lengths: Iterator[int], capacity: int, buffer: int, carry: Carry) -> Iterator[list[int]]:
+    """Offline: the longest segment first, each into the oldest pack with room.
+
+    The price: as best_fit_decreasing, with a search among all packs, 2 x log2(packs) steps, a segment.
+    """
+    sizes = list(lengths)
+    packs: list[list[int]] = []
+    spaces = Spaces([])
+    for number in _longest_first(sizes):
+        at = spaces.first_with(sizes[number])
+        if at is None:
+            packs.append([])
+            at = spaces.append(capacity)
+        packs[at].append(number)
+        spaces.take(at, sizes[number])
+    yield from packs
+
+
+def histogram(lengths: Iterator[int], capacity: int, buffer: int, carry: Carry) -> Iterator[list[int]]:
+    """Offline: shortest pack first on the histogram of lengths, the longest length first (Krell et al.,
+    arXiv:2107.02027).
+
+    All segments of a length go at once into the packs with the most room. Where they do not fit, new packs take as many
+    of them as they hold; the paper opens one for each, which packs nothing where lengths are alike. Packs of a kind
+    hold the same lengths; of a length, segments go in in arrival order.
+
+    The price: it reads every length before the first pack, takes no notice of the buffer and loses the order of
+    arrival; a few steps a distinct length, then one a segment; 0.02 % waste on web lengths at 4,096.
+    """
+    numbers_of: dict[int, deque[int]] = {}
+    for number, size in enumerate(lengths):
+        numbers_of.setdefault(size, deque()).append(number)
+    kinds = Kinds()
+    for size in sorted(numbers_of, reverse=True):
+        left = len(numbers_of[size])
+        while left and (kind := kinds.pop_roomiest(size)):
+            space, num, held = kind
+            taken = min(num, left)
+            kinds.add(space, num - taken, held)
+            kinds.add(space - size, taken, (*held, size))
+            left -= taken
+        num_full, rest = divmod(left, capacity // size)
+        kinds.add(capacity % size, num_full, (size,) * (capacity // size))
+        kinds.add(capacity - rest * size, min(rest, 1), (size,) * rest)
+    for num, held in kinds:
+        for _ in range(num):
+            yield [numbers_of[size].popleft() for size in held]
+
+
+STREAMING: Mapping[str, Strategy] = {
     "best_fit": best_fit,
     "oldest_first": oldest_first,
+    "first_fit": first_fit,
+    "concat": concat,
+    "padded": padded,
+}
+STRATEGIES: Mapping[str, Strategy] = {
+    **STREAMING,
     "best_fit_decreasing": best_fit_decreasing,
+    "first_fit_decreasing": first_fit_decreasing,
+    "histogram": histogram,
 }
 
 
-def _checked(lengths: Iterable[int], capacity: int, buffer: int) -> Iterator[list[int]]:
+class Spaces:
+    """Space left in each pack by position, and the first pack with room for a size: a tree of largest spaces.
+
+    Cost: a lookup or a change takes as many steps as the tree has levels; laying it out anew is paid by the packs
+    appended since.
+    """
+
+    def __init__(self, spaces: list[int]) -> None:
+        self._base = 0  # position of the first leaf: the packs before have no space
+        self._lay_out(spaces)
+
+    def first_with(self, size: int) -> int | None:
+        """Position of the first pack with room, None where there is none."""
+        if self._largest[1] < size:
+            return None
+        node = 1
+        while node < self._width:
+            node *= 2
+            node += self._largest[node] < size
+        return self._base + node - self._width
+
+    def append(self, space: int) -> int:
+        """Position of a new pack with so much space."""
+        if self._num == self._width:
+            spaces = self._largest[self._width :]
+            num_gone = next((at for at, left in enumerate(spaces) if left), len(spaces))
+            self._base += num_gone
+            self._lay_out(spaces[num_gone:])
+        self._num += 1
+        position = self._base + self._num - 1
+        self.take(position, -space)
+        return position
+
+    def take(self, position: int, size: int) -> None:
+        """Lower the space of a pack."""
+        node = self._width + position - self._base
+        self._largest[node] -= size
+        while node > 1:
+            node //= 2
+            self._largest[node] = max(self._largest[2 * node], self._largest[2 * node + 1])
+
+    def close(self, position: int) -> None:
+        """Leave a pack no space."""
+        if position >= self._base:
+            self.take(position, self._largest[self._width + position - self._base])
+
+    def _lay_out(self, spaces: list[int]) -> None:
+        self._num = len(spaces)
+        self._width = 2 << self._num.bit_length()
+        leaves = spaces + [0] * (self._width - self._num)
+        self._largest = [0] * self._width + leaves
+        for node in range(self._width - 1, 0, -1):
+            self._largest[node] = max(self._largest[2 * node], self._largest[2 * node + 1])
+
+
+class Kinds:
+    """Packs that hold the same lengths, counted together, by the space left in them."""
+
+    def __init__(self) -> None:
+        self._with: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # space -> (how many packs, lengths in each)
+        self._roomiest: list[int] = []  # heap of the spaces, negated
+
+    def __iter__(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """How many packs of each kind, and the lengths in one, the fullest first."""
+        return chain.from_iterable(self._with[space] for space in sorted(self._with))
+
+    def add(self, space: int, num: int, held: tuple[int, ...]) -> None:
+        """Add packs of a kind."""
+        if num == 0:
+            return
+        if space not in self._with:
+            self._with[space] = []
+            heappush(self._roomiest, -space)
+        self._with[space].append((num, held))
+
+    def pop_roomiest(self, size: int) -> tuple[int, int, tuple[int, ...]] | None:
+        """Take out the kind with the most space, of those alike the last; None where even that has no room."""
+        if not self._roomiest or -self._roomiest[0] < size:
+            return None
+        space = -self._roomiest[0]
+        num, held = self._with[space].pop()
+        if not self._with[space]:
+            del self._with[space]
+            heappop(self._roomiest)
+        return space, num, held
+
+
+def _checked(lengths: Iterable[int], capacity: int, buffer: int, seen: int) -> Iterator[list[int]]:
     """The lengths a buffer at a time, each at least 1 and at most the capacity."""
     source = iter(lengths)
-    seen = 0
     while run := list(islice(source, buffer)):
         if min(run) < 1 or max(run) > capacity:
             number, length = next((seen + at, length) for at, length in enumerate(run) if not 1 <= length <= capacity)
@@ -188,18 +453,23 @@ def _checked(lengths: Iterable[int], capacity: int, buffer: int) -> Iterator[lis
         yield run
 
 
+def _longest_first(sizes: list[int]) -> list[int]:
+    """Segment numbers by length, the oldest first among equals."""
+    return sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+
+
 def _num_large(sizes: list[int], capacity: int) -> int:
     """How many are longer than half a pack and leave room in it."""
-    return sum(capacity < 2 * size < 2 * capacity for size in sizes)
+    return sum([capacity < 2 * size < 2 * capacity for size in sizes])
 
 
-def _leading(sizes: list[int], remaining: int, longest: int) -> int:
-    """How many candidates go in in arrival order while even the longest would fit."""
+def _leading(sizes: list[int], remaining: int, longest: int) -> tuple[int, int]:
+    """How many candidates go in in arrival order while even the longest would fit, and the space that they leave."""
     taken = 0
     while taken < len(sizes) and remaining >= longest:
         remaining -= sizes[taken]
         taken += 1
-    return taken
+    return taken, remaining
 
 
 def _best_fit_closing(sizes: list[int], remaining: int) -> list[int]:
@@ -217,26 +487,26 @@ def _best_fit_closing(sizes: list[int], remaining: int) -> list[int]:
 
 
 def _exact_closing(sizes: list[int], remaining: int) -> list[int]:
-    """Positions, last first, of the subset of old candidates whose sum comes closest to the remaining space.
+    """Positions, last first, of the subset of old candidates that leaves the least of the remaining space.
 
-    Bit t of `sums` says that some subset of the candidates looked at adds up to t; the walk back leaves a candidate out
-    wherever the earlier ones reach the same sum, so that old ones go first.
+    Bit t of `spaces` says that some subset of the candidates looked at leaves t; the walk back leaves a candidate out
+    wherever the earlier ones leave the same, so that old ones go first. (To take large ones first was measured too:
+    the same waste on web lengths, segments three to seven times as far from where they arrived, half the speed.)
     """
-    full, mask = 1 << remaining, (2 << remaining) - 1
-    positions: list[int] = []
-    reached: list[int] = []
-    sums = 1
+    spaces = 1 << remaining
+    looked_at: list[int] = []
+    before: list[int] = []
     for at, size in enumerate(sizes):
         if size <= remaining:
-            positions.append(at)
-            reached.append(sums)
-            sums |= (sums << size) & mask
-            if sums >= full or len(positions) == _EXACT_CANDIDATES:
+            looked_at.append(at)
+            before.append(spaces)
+            spaces |= spaces >> size
+            if spaces & 1 or len(looked_at) == _EXACT_CANDIDATES:
                 break
-    total = sums.bit_length() - 1
+    left = (spaces & -spaces).bit_length() - 1
     chosen = []
-    for at, before in zip(reversed(positions), reversed(reached), strict=True):
-        if not before >> total & 1:
+    for at, earlier in zip(reversed(looked_at), reversed(before), strict=True):
+        if not earlier >> left & 1:
             chosen.append(at)
-            total -= sizes[at]
+            left += sizes[at]
     return chosen

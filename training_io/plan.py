@@ -1,33 +1,41 @@
 """The packing plan: which segments share which pack, and which packs a step trains on.
 
-In: a document index and the packing parameters. Out: `plan.json` and `.npy` columns, one folder a split. The promise:
-the plan is the recorded output of the streaming packer, every segment once an epoch, and each step's loss denominator
-is known before the step. Cost: planning is linear in the segments; loading maps the columns.
+In: a document index and the packing parameters. Out: `plan.json`, `.npy` columns and snapshots of the packer, one
+folder a split. The promise: the plan is the recorded output of the streaming packer, every segment once an epoch, and
+each step's loss denominator is known before the step. Cost: planning is linear in the segments; a segment takes 4 bytes
+and a pack 12 (more only where numbers do not fit 32 bits); loading maps the columns.
 """
 
 import hashlib
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from training_io.batch import ConstantShape, joined
 from training_io.columns import read_column, read_fields, write_column, write_fields
 from training_io.document_index import DocumentIndex, read_index
+from training_io.epochs import epoch_packs
 from training_io.errors import FormatError, RecipeError, StateMismatch
-from training_io.hashing import derive_seed, identity_of, mix64
+from training_io.hashing import identity_of
 from training_io.manifest import Manifest, open_artifact
-from training_io.packing import pack
-from training_io.segments import first_segments, locate_segments, segment_table
+from training_io.packing import STREAMING, Carry, pack_stream
+from training_io.segments import Segments, keep_whole
 from training_io.shard_format import Tokens, read_shard
 
 I64 = npt.NDArray[np.int64]
 
-PLAN_FORMAT = "corpusmill-plan/1"
-PLAN_NAME = "plan.json"
+PLAN_FORMAT = "corpusmill-plan/2"
+SNAPSHOTS_FORMAT = "corpusmill-snapshots/1"
+PLAN_NAME, SNAPSHOTS_NAME = "plan.json", "snapshots.json"
+SNAPSHOT_PACKS = 4096  # from one snapshot to the next
+WIDTHS = ("uint32", "int64")
 _FIELDS = (
     "split",
     "shards",
@@ -35,6 +43,7 @@ _FIELDS = (
     "token_dtype",
     "eos_id",
     "max_seq_len",
+    "long_documents",
     "capacity",
     "strategy",
     "buffer",
@@ -42,6 +51,7 @@ _FIELDS = (
     "microbatches_per_step",
     "epoch_seed",
     "num_documents",
+    "num_diverted",
     "num_segments",
     "num_packs",
     "num_targets",
@@ -60,21 +70,26 @@ class ShardsReference:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """Packs of one split; order holds segment numbers (rows of the segment table) in pack order."""
+    """Packs of one split; order holds segment numbers (rows of the segment table) in pack order.
+
+    snapshots[i] is the packer's state before pack i x SNAPSHOT_PACKS; there is none for a strategy that cannot stream.
+    """
 
     index: DocumentIndex
     shards: ShardsReference
     max_seq_len: int
+    long_documents: str  # cut, refuse or divert
     capacity: int
     strategy: str
     buffer: int
     packs_per_microbatch: int
     microbatches_per_step: int
     epoch_seed: int
-    order: npt.NDArray[Any]  # uint32[s] or int64[s]
-    pack_offsets: I64  # [p + 1], over order
-    pack_targets: I64  # [p]
-    pack_sum_squares: I64  # [p], sum of length^2: attention work
+    order: npt.NDArray[Any]  # [s]; each column is uint32, or int64 where that is too narrow
+    pack_offsets: npt.NDArray[Any]  # [p + 1], over order
+    pack_targets: npt.NDArray[Any]  # [p]
+    pack_sum_squares: npt.NDArray[Any]  # [p], sum of length^2: attention work
+    snapshots: tuple[Mapping[str, Any], ...]
 
     @property
     def split(self) -> str:
@@ -100,6 +115,17 @@ class Plan:
     def num_steps(self) -> int:
         """Global steps in one epoch."""
         return -(-self.num_packs // self.packs_per_step)
+
+    @cached_property
+    def constant_shape(self) -> ConstantShape:
+        """What every microbatch fits, whichever packs it holds, with its slack as segments."""
+        counts = np.sort(np.diff(self.pack_offsets.astype(np.int64)))[-self.packs_per_microbatch :]
+        num_tokens = self.packs_per_microbatch * self.capacity
+        return ConstantShape(
+            num_tokens=num_tokens,
+            num_segments=int(counts.sum()) + -(-num_tokens // self.max_seq_len),
+            max_seqlen=self.max_seq_len,
+        )
 
     @cached_property
     def num_targets(self) -> int:
@@ -132,26 +158,35 @@ class Plan:
         return tuple(read_shard(self.shards.path / file) for file in self.index.shard_files)
 
     @cached_property
-    def segment_firsts(self) -> I64:
-        """Number of the first segment of each document, int64[n + 1]."""
-        return first_segments(self.index.lengths, self.max_seq_len)
+    def planned_lengths(self) -> npt.NDArray[np.integer]:
+        """Tokens of each document, 1 for one that is diverted."""
+        return keep_whole(self.index.lengths, self.max_seq_len, self.long_documents)
+
+    @property
+    def diverted(self) -> I64:
+        """Numbers of the documents that the plan leaves out because they are longer than max_seq_len."""
+        return np.flatnonzero(self.planned_lengths != self.index.lengths)
+
+    @cached_property
+    def segments(self) -> Segments:
+        """The segments of the documents, by number."""
+        return Segments(self.planned_lengths, self.max_seq_len)
 
     def locate(self, numbers: npt.NDArray[np.integer[Any]]) -> tuple[I64, I64, I64]:
         """Document, start and end of the given segments: three int64[k]."""
-        return locate_segments(numbers, self.segment_firsts, self.index.lengths, self.max_seq_len)
+        return self.segments.locate(numbers)
 
     def segments_of(self, packs: I64) -> npt.NDArray[Any]:
         """Segment numbers of the given packs, one pack after another."""
         bounds = zip(self.pack_offsets[packs].tolist(), self.pack_offsets[packs + 1].tolist(), strict=True)
-        return np.concatenate([self.order[:0], *(self.order[start:end] for start, end in bounds)])
+        order = self.order.data
+        return joined([order[start:end] for start, end in bounds], self.order.dtype)
 
     def step_packs(self, epoch: int, step: int) -> I64:
-        """Pack numbers of a global step: the plan's order in epoch 0, permuted by a keyed hash in later ones."""
+        """Pack numbers of a global step: the plan's order in epoch 0, a keyed permutation of it in each later one."""
         assert 0 <= step < self.num_steps, (step, self.num_steps)
         first, last = step * self.packs_per_step, min((step + 1) * self.packs_per_step, self.num_packs)
-        if epoch == 0:
-            return np.arange(first, last, dtype=np.int64)
-        return epoch_order(self.num_packs, self.epoch_seed, epoch)[first:last]
+        return epoch_packs(np.arange(first, last, dtype=np.int64), self.num_packs, self.epoch_seed, epoch)
 
     def step_targets(self, epoch: int, step: int) -> int:
         """Loss denominator of a global step: the targets of all its packs."""
@@ -167,6 +202,7 @@ class Plan:
             "token_dtype": self.index.token_dtype,
             "eos_id": self.index.eos_id,
             "max_seq_len": self.max_seq_len,
+            "long_documents": self.long_documents,
             "capacity": self.capacity,
             "strategy": self.strategy,
             "buffer": self.buffer,
@@ -174,23 +210,12 @@ class Plan:
             "microbatches_per_step": self.microbatches_per_step,
             "epoch_seed": self.epoch_seed,
             "num_documents": self.index.num_documents,
+            "num_diverted": len(self.diverted),
             "num_segments": self.num_segments,
             "num_packs": self.num_packs,
             "num_targets": self.num_targets,
             "num_steps": self.num_steps,
         }
-
-
-@lru_cache(maxsize=2)
-def epoch_order(num_packs: int, epoch_seed: int, epoch: int) -> I64:
-    """Pack numbers of an epoch in order: sorted by mix64(mix64(key) ^ pack), key = derive_seed(epoch_seed, "epoch e").
-
-    mix64 is a bijection, so there are no ties. Read-only; the last two epochs are kept.
-    """
-    key = mix64(np.array([derive_seed(epoch_seed, f"epoch {epoch}")], dtype=np.uint64))
-    order = np.argsort(mix64(np.arange(num_packs, dtype=np.uint64) ^ key)).astype(np.int64, copy=False)
-    order.flags.writeable = False
-    return order
 
 
 def plan_packs(
@@ -204,31 +229,51 @@ def plan_packs(
     packs_per_microbatch: int,
     microbatches_per_step: int,
     epoch_seed: int,
+    long_documents: str = "cut",
 ) -> Plan:
-    """Cut a split's documents into segments and pack them; RecipeError for impossible numbers."""
+    """Cut a split's documents into segments and pack them; RecipeError for impossible numbers, and for documents that
+    are too long where those are refused.
+    """
     if packs_per_microbatch < 1 or microbatches_per_step < 1:
         raise RecipeError(
             "packs: expected at least 1 pack a microbatch and 1 microbatch a step, found"
             f" {packs_per_microbatch:,} and {microbatches_per_step:,}. Raise them."
         )
-    _, start, end = segment_table(index.lengths, max_seq_len)
-    order, pack_offsets = pack(end - start, capacity, strategy, buffer)
-    packed = (end - start)[order]
+    segments = Segments(keep_whole(index.lengths, max_seq_len, long_documents), max_seq_len)
+    order, pack_offsets, snapshots = _record(segments, capacity, strategy, buffer)
+    _, start, end = segments.locate(order)
+    packed = end - start
     return Plan(
         index=index,
         shards=shards,
         max_seq_len=max_seq_len,
+        long_documents=long_documents,
         capacity=capacity,
         strategy=strategy,
         buffer=buffer,
         packs_per_microbatch=packs_per_microbatch,
         microbatches_per_step=microbatches_per_step,
         epoch_seed=epoch_seed,
-        order=order.astype(np.uint32) if len(order) <= 2**32 else order,
-        pack_offsets=pack_offsets,
-        pack_targets=_pack_sums(packed, pack_offsets),
-        pack_sum_squares=_pack_sums(packed * packed, pack_offsets),
+        order=_narrowed(order),
+        pack_offsets=_narrowed(pack_offsets),
+        pack_targets=_narrowed(_pack_sums(packed, pack_offsets)),
+        pack_sum_squares=_narrowed(_pack_sums(packed * packed, pack_offsets)),
+        snapshots=tuple(snapshots),
     )
+
+
+def replay(plan: Plan, first_pack: int) -> Iterator[list[int]]:
+    """The packs from first_pack on as the packer makes them anew, not as they are stored: lists of segment numbers.
+
+    It begins at the nearest snapshot, so that it costs at most SNAPSHOT_PACKS packs to begin anywhere; a strategy that
+    cannot stream packs everything first.
+    """
+    snapshot = first_pack // SNAPSHOT_PACKS if plan.snapshots else 0
+    carry = Carry()
+    if plan.snapshots:
+        carry = Carry.from_state(plan.snapshots[snapshot], plan.segments.length_of)
+    packs = pack_stream(plan.segments.lengths_from(carry.arrived), plan.capacity, plan.strategy, plan.buffer, carry)
+    return islice(packs, first_pack - snapshot * SNAPSHOT_PACKS, None)
 
 
 def write_plan(folder: Path, plan: Plan, shards_path: Path) -> None:
@@ -240,6 +285,7 @@ def write_plan(folder: Path, plan: Plan, shards_path: Path) -> None:
     for name, column in plan.columns.items():
         write_column(folder, name, column)
     relative = Path(os.path.relpath(shards_path, folder)).as_posix()
+    write_fields(folder / SNAPSHOTS_NAME, {"format": SNAPSHOTS_FORMAT, "snapshots": list(plan.snapshots)})
     write_fields(folder / PLAN_NAME, plan.to_fields(relative))
 
 
@@ -306,16 +352,18 @@ def _plan_of(folder: Path, fields: dict[str, Any], shards: ShardsReference, inde
         index=index,
         shards=shards,
         max_seq_len=int(fields["max_seq_len"]),
+        long_documents=str(fields["long_documents"]),
         capacity=int(fields["capacity"]),
         strategy=str(fields["strategy"]),
         buffer=int(fields["buffer"]),
         packs_per_microbatch=int(fields["packs_per_microbatch"]),
         microbatches_per_step=int(fields["microbatches_per_step"]),
         epoch_seed=int(fields["epoch_seed"]),
-        order=read_column(folder, "order", ("uint32", "int64"), (num_segments,)),
-        pack_offsets=read_column(folder, "pack_offsets", ("int64",), (num_packs + 1,)),
-        pack_targets=read_column(folder, "pack_targets", ("int64",), (num_packs,)),
-        pack_sum_squares=read_column(folder, "pack_sum_squares", ("int64",), (num_packs,)),
+        order=read_column(folder, "order", WIDTHS, (num_segments,)),
+        pack_offsets=read_column(folder, "pack_offsets", WIDTHS, (num_packs + 1,)),
+        pack_targets=read_column(folder, "pack_targets", WIDTHS, (num_packs,)),
+        pack_sum_squares=read_column(folder, "pack_sum_squares", WIDTHS, (num_packs,)),
+        snapshots=tuple(read_fields(folder / SNAPSHOTS_NAME, SNAPSHOTS_FORMAT, ["snapshots"])["snapshots"]),
     )
 
 
@@ -328,7 +376,7 @@ def _refuse_contradictions(folder: Path, fields: dict[str, Any], plan: Plan) -> 
             f"{name}: says {fields[name]}, its shards and columns give {derived[name]}" for name in wrong
         )
         raise FormatError(f"{folder / PLAN_NAME}: {listed}. Materialize packing_plan again.")
-    num_segments = int(plan.segment_firsts[-1])
+    num_segments = len(plan.segments)
     ends_at = int(plan.pack_offsets[-1])
     if plan.pack_offsets[0] != 0 or ends_at != plan.num_segments or plan.num_segments != num_segments:
         raise FormatError(
@@ -336,6 +384,25 @@ def _refuse_contradictions(folder: Path, fields: dict[str, Any], plan: Plan) -> 
             f" {plan.num_segments:,} in order.npy and offsets that end at {ends_at:,}."
             " Materialize packing_plan again."
         )
+
+
+def _record(segments: Segments, capacity: int, strategy: str, buffer: int) -> tuple[I64, I64, list[dict[str, Any]]]:
+    """Segment numbers in pack order, where packs start and end in it, and the packer's state every so many packs."""
+    carry = Carry()
+    stream = pack_stream(segments.lengths_from(0), capacity, strategy, buffer, carry)
+    snapshots = [carry.to_state()] if strategy in STREAMING else []
+    orders, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
+    while run := list(islice(stream, SNAPSHOT_PACKS)):
+        orders.append(np.fromiter(chain.from_iterable(run), dtype=np.int64))
+        sizes.append(np.fromiter(map(len, run), dtype=np.int64, count=len(run)))
+        if strategy in STREAMING and len(run) == SNAPSHOT_PACKS:
+            snapshots.append(carry.to_state())
+    return np.concatenate(orders), np.cumsum(np.concatenate(sizes)), snapshots
+
+
+def _narrowed(column: I64) -> npt.NDArray[Any]:
+    """As uint32 where every value fits."""
+    return column.astype(np.uint32) if int(column.max(initial=0)) < 2**32 else column
 
 
 def _pack_sums(values: I64, pack_offsets: I64) -> I64:

@@ -1,13 +1,15 @@
 """The sampler: an endless sequence of batches of a plan, for one rank, that resumes exactly.
 
-In: a plan, a rank and the number of ranks. Out: this rank's share of each global step. The promise: the union over
-the ranks is the step, whatever their number, and a restored state continues with the identical next batch. Cost: no
-state but two numbers; a step's packs are looked up, not searched.
+In: a plan, a rank and the number of ranks. Out: this rank's share of each global step, as even as the others' in
+tokens and in attention work. The promise: the union over the ranks is the step, whatever their number, and a restored
+state continues with the identical next batch. Cost: no state but two numbers; a step's packs are looked up, not
+searched.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
+from training_io.balance import share_packs
 from training_io.batch import I64, PackedBatch, assemble_batch, check_cu_seqlens
 from training_io.errors import RecipeError, StateMismatch
 from training_io.plan import Plan
@@ -20,10 +22,7 @@ class Sampler:
     """
 
     def __init__(self, plan: Plan, rank: int = 0, world_size: int = 1) -> None:
-        if not 0 <= rank < world_size:
-            raise RecipeError(
-                f"rank: expected 0 <= rank < world_size ({world_size:,}), found {rank:,}. Check the launcher."
-            )
+        refuse_bad_rank(rank, world_size)
         if plan.num_packs == 0:
             raise RecipeError(
                 f"split {plan.split}: expected a plan with at least 1 pack, found none."
@@ -41,7 +40,7 @@ class Sampler:
     def __next__(self) -> PackedBatch:
         """This rank's packs of the next global step as one flat batch, which is empty when the step has too few."""
         batch = self._assemble(self._share())
-        self._advance()
+        self.skip(1)
         return batch
 
     def next_step(self) -> list[PackedBatch]:
@@ -51,8 +50,12 @@ class Sampler:
         share = self._share()
         size = self.plan.packs_per_microbatch
         batches = [self._assemble(share[first : first + size]) for first in range(0, max(len(share), 1), size)]
-        self._advance()
+        self.skip(1)
         return batches
+
+    def skip(self, num_steps: int) -> None:
+        """Leave out the next steps, however many epochs they reach."""
+        self.epoch, self.step = divmod(self.epoch * self.plan.num_steps + self.step + num_steps, self.plan.num_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """The plan's identity, the epoch and the next step: JSON below 200 bytes, the same on every rank."""
@@ -80,8 +83,8 @@ class Sampler:
 
     def _share(self) -> I64:
         packs = self.plan.step_packs(self.epoch, self.step)
-        first, last = (len(packs) * rank // self.world_size for rank in (self.rank, self.rank + 1))
-        return packs[first:last]
+        targets, sum_squares = self.plan.pack_targets[packs], self.plan.pack_sum_squares[packs]
+        return packs[share_packs(targets, sum_squares, self.world_size)[self.rank]]
 
     def _assemble(self, packs: I64) -> PackedBatch:
         doc, start, end = self.plan.locate(self.plan.segments_of(packs))
@@ -98,7 +101,10 @@ class Sampler:
         check_cu_seqlens(batch.cu_seqlens, batch.num_targets, batch.max_seqlen)
         return batch
 
-    def _advance(self) -> None:
-        self.step += 1
-        if self.step == self.plan.num_steps:
-            self.epoch, self.step = self.epoch + 1, 0
+
+def refuse_bad_rank(rank: int, world_size: int) -> None:
+    """RecipeError for a rank outside the world."""
+    if not 0 <= rank < world_size:
+        raise RecipeError(
+            f"rank: expected 0 <= rank < world_size ({world_size:,}), found {rank:,}. Check the launcher."
+        )

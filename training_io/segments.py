@@ -5,12 +5,17 @@ so a segment looks one token past its end and a document of N tokens has N - 1 i
 every document is in exactly one segment (the overlap, where asked for, is stated). Cost: linear in the segments.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
 from training_io.errors import RecipeError
 
 I64 = npt.NDArray[np.int64]
+
+LONG_DOCUMENTS = ("cut", "refuse", "divert")
+READ_AHEAD = 8192
 
 
 def cut_document(num_tokens: int, max_seq_len: int) -> I64:
@@ -56,6 +61,63 @@ def segment_table(lengths: npt.NDArray[np.integer], max_seq_len: int) -> tuple[I
     doc = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
     start = (np.arange(firsts[-1], dtype=np.int64) - np.repeat(firsts[:-1], counts)) * max_seq_len
     return doc, start, np.minimum(start + max_seq_len, np.asarray(lengths, dtype=np.int64)[doc] - 1)
+
+
+class Segments:
+    """The rows of the segment table by number, for documents of the given lengths in tokens; the table is not built.
+
+    Cost: 8 bytes a document; one binary search among the documents for each segment asked for.
+    """
+
+    def __init__(self, lengths: npt.NDArray[np.integer], max_seq_len: int) -> None:
+        self._lengths = lengths
+        self._max_seq_len = max_seq_len
+        self._firsts = first_segments(lengths, max_seq_len)
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def locate(self, numbers: npt.NDArray[np.integer]) -> tuple[I64, I64, I64]:
+        """Document, start and end of each: three int64[k]."""
+        return locate_segments(numbers, self._firsts, self._lengths, self._max_seq_len)
+
+    def length_of(self, number: int) -> int:
+        """Inputs of one segment."""
+        _, start, end = self.locate(np.array([number]))
+        return int(end[0] - start[0])
+
+    def lengths_from(self, number: int) -> Iterator[int]:
+        """Inputs of each segment from this number on, looked up a few thousand at a time."""
+        for first in range(number, len(self), READ_AHEAD):
+            _, start, end = self.locate(np.arange(first, min(first + READ_AHEAD, len(self))))
+            yield from (end - start).tolist()
+
+
+def keep_whole(lengths: npt.NDArray[np.integer], max_seq_len: int, long_documents: str) -> npt.NDArray[np.integer]:
+    """Lengths of the documents to plan, in tokens, when documents of more than max_seq_len inputs are `long_documents`.
+
+    cut: as they are, to be cut into segments. divert: a longer document counts as empty and has no segment; whoever
+    plans lists it. refuse: RecipeError for the first longer one. The latter two never cut a document.
+
+    >>> keep_whole(np.array([3, 9, 5]), 4, "divert").tolist()
+    [3, 1, 5]
+    """
+    if long_documents not in LONG_DOCUMENTS:
+        raise RecipeError(
+            f"long_documents: expected one of {', '.join(LONG_DOCUMENTS)}, found {long_documents!r}."
+            " Choose what becomes of documents that are longer than max_seq_len."
+        )
+    is_long = lengths - 1 > max_seq_len
+    if long_documents == "cut" or not bool(is_long.any()):
+        return lengths
+    if long_documents == "refuse":
+        document = int(is_long.argmax())
+        raise RecipeError(
+            f"document {document:,}: expected at most {max_seq_len:,} inputs (max_seq_len), since long documents are"
+            f" refused, found {int(lengths[document]) - 1:,}; {int(is_long.sum()):,} documents are longer, the longest"
+            f" {int(lengths.max()) - 1:,}. Raise max_seq_len, divert them, or let them be cut."
+        )
+    return np.where(is_long, 1, lengths)
 
 
 def cut_with_overlap(num_inputs: int, max_seq_len: int, overlap: int) -> I64:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from training_io.batch import PackedBatch, check_cu_seqlens
 from training_io.document_index import read_index
@@ -23,7 +24,9 @@ from training_io.manifest import open_artifact
 from training_io.plan import load_plan
 from training_io.sampler import Sampler
 from training_io.staging import Arrival, DeviceBatch, Stage, resolve_device, stage_for
-from training_io.windows import WindowLoader
+from training_io.windows import WindowLoader, context_offsets, stream_offsets
+
+I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +49,17 @@ class StreamSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowSpec:
-    """Which windows to stream where: rows of `max_seq_len` tokens that may hold several documents, without a mask.
+    """Which windows to stream where: rows of `max_seq_len` tokens that may hold several documents.
 
-    A step is `accumulation` microbatches of `batch_size` rows, over all ranks.
+    A step is `accumulation` microbatches of `batch_size` rows, over all ranks. With `document_mask` each document in a
+    row is a segment of its own with restarted positions, else the row is one; the targets are the same.
     """
 
     shards_path: str
     batch_size: int
     max_seq_len: int
     accumulation: int
+    document_mask: bool = False
     split: str = "train"
     device: str = "auto"
     prefetch_depth: int = 1
@@ -138,14 +143,27 @@ class BatchStream:
 
 
 class WindowSource:
-    """Steps of windows: microbatch i of the run starts at token i x rows x row length."""
+    """Steps of windows: microbatch i of the run starts at token i x rows x row length.
 
-    def __init__(self, loader: WindowLoader, identity: str, *, accumulation: int, rank: int, world_size: int) -> None:
+    Where document_offsets are given, those of stream_offsets(), each document in a row is a segment of its own.
+    """
+
+    def __init__(
+        self,
+        loader: WindowLoader,
+        identity: str,
+        *,
+        accumulation: int,
+        rank: int,
+        world_size: int,
+        document_offsets: I64 | None = None,
+    ) -> None:
         self._loader = loader
         self._identity = identity
         self._accumulation = accumulation
         self._rank = rank
         self._world_size = world_size
+        self._document_offsets = document_offsets
         self._next_step = 0
 
     def next_step(self) -> list[PackedBatch]:
@@ -163,25 +181,36 @@ class WindowSource:
         if state["plan"] != self._identity:
             raise StateMismatch(
                 f"window state was saved for {state['plan'][:12]}…, this run has {self._identity[:12]}…."
-                " Resume with the same shards, batch_size, max_seq_len and accumulation, or start a new run."
+                " Resume with the same shards, batch_size, max_seq_len, accumulation and mask, or start a new run."
             )
         self._next_step = int(state["next_step"])
 
     def _flat(self, i: int) -> PackedBatch:
         x_BT, y_BT = self._loader.batch(i)
-        rows, length = x_BT.shape
+        position_ids, cu_seqlens, segment_doc = self._segments(i)
         return PackedBatch(
             inputs=np.ascontiguousarray(x_BT).reshape(-1),
             targets=np.ascontiguousarray(y_BT).reshape(-1),
-            position_ids=np.tile(np.arange(length, dtype=np.int64), rows),
-            cu_seqlens=np.arange(rows + 1, dtype=np.int32) * np.int32(length),
-            max_seqlen=length,
+            position_ids=position_ids,
+            cu_seqlens=cu_seqlens,
+            max_seqlen=int(np.diff(cu_seqlens).max()),
             num_targets=x_BT.size,
-            segment_doc=np.full(rows, -1, dtype=np.int64),  # a window belongs to no one document
+            segment_doc=segment_doc,
             step_targets=x_BT.size * self._accumulation,
             epoch=i // self._loader.n_batches,
             step=i // self._accumulation,
         )
+
+    def _segments(self, i: int) -> tuple[I64, npt.NDArray[np.int32], I64]:
+        """Positions, cu_seqlens and documents of batch i: rows are segments, or the documents in them are."""
+        rows, length = self._loader.B, self._loader.T
+        if self._document_offsets is None:
+            whole = np.arange(rows + 1, dtype=np.int32) * np.int32(length)
+            no_document = np.full(rows, -1, dtype=np.int64)  # such a window belongs to no one document
+            return np.tile(np.arange(length, dtype=np.int64), rows), whole, no_document
+        owners_BT, positions_BT = self._loader.batch_documents(i, self._document_offsets)
+        cu_seqlens = context_offsets(owners_BT)
+        return positions_BT.reshape(-1), cu_seqlens, owners_BT.reshape(-1)[cu_seqlens[:-1]]
 
 
 def open_stream(spec: StreamSpec | WindowSpec) -> BatchStream:
@@ -207,7 +236,7 @@ def open_stream(spec: StreamSpec | WindowSpec) -> BatchStream:
 
 
 def open_windows(spec: WindowSpec) -> BatchStream:
-    """Open windows over a token_shards artifact, one segment per window; FormatError for less than a step of tokens."""
+    """Open windows over a token_shards artifact; FormatError for less than a step of tokens."""
     if not 0 <= spec.rank < spec.world_size <= spec.accumulation:
         raise RecipeError(
             f"windows: expected 0 <= rank < world_size <= accumulation, found {spec.rank:,}, {spec.world_size:,} and"
@@ -227,9 +256,17 @@ def open_windows(spec: WindowSpec) -> BatchStream:
             "shards": [manifest.identity, manifest.digest],
             "split": spec.split,
             "windows": [spec.batch_size, spec.max_seq_len, spec.accumulation],
+            **({"document_mask": True} if spec.document_mask else {}),
         }
     )
-    source = WindowSource(loader, identity, accumulation=spec.accumulation, rank=spec.rank, world_size=spec.world_size)
+    source = WindowSource(
+        loader,
+        identity,
+        accumulation=spec.accumulation,
+        rank=spec.rank,
+        world_size=spec.world_size,
+        document_offsets=stream_offsets(index.lengths) if spec.document_mask else None,
+    )
     facts = StreamFacts(
         identity=identity,
         tokenizer_fingerprint=index.tokenizer_fingerprint,
