@@ -8,9 +8,11 @@ from pipeline_assets.stripes import Stage
 from pipeline_assets.training import CHECKPOINT_FOLDER, CURVES_NAME, model_config
 from resources.artifact_store import ArtifactRef
 from resources.tables import read_json
+from training_io.batch import PackedBatch
 from training_io.manifest import load_manifest
 from training_io.plan import load_plan
 from training_io.sampler import Sampler
+from training_io.windows import WindowLoader, stream_offsets
 
 if TYPE_CHECKING:
     from training_io.model import Model
@@ -24,7 +26,7 @@ def no_token_sees_another_document(
 ) -> Verdict:
     """On a real microbatch, changing one segment's inputs changes that segment's logits and no other's."""
     windows = stage.recipe.training.windows
-    if windows is not None:
+    if windows is not None and not windows.document_mask:
         return Verdict(
             expected="no token sees another document",
             found=f"the recipe chose windows of {windows.length:,} tokens without a document mask:"
@@ -36,7 +38,7 @@ def no_token_sees_another_document(
 
     model = trained_model(stage, varlen_training_run, packing_plan)
     device = model.tokens.weight.device
-    batch = next(Sampler(load_plan(stage.folder(packing_plan), "train", allow_quarantined=True)))
+    batch = _first_batch(stage, packing_plan)
     bounds = _first_segments(batch.cu_seqlens.tolist())
     segments = [(start, end) for start, end in pairwise(bounds) if end - start > 1]
     inputs = torch.from_numpy(batch.inputs[: bounds[-1]].copy()).to(device)
@@ -61,6 +63,21 @@ def no_token_sees_another_document(
         num_violations=len(violations),
         examples=violations,
     )
+
+
+def _first_batch(stage: Stage, packing_plan: ArtifactRef) -> PackedBatch:
+    """The first microbatch that the recipe trains on, packs or masked windows."""
+    plan = load_plan(stage.folder(packing_plan), "train", allow_quarantined=True)
+    windows = stage.recipe.training.windows
+    if windows is None:
+        return next(Sampler(plan))
+    from training_io.stream import WindowSource
+
+    paths = [plan.shards.path / name for name in plan.index.shard_files]
+    loader = WindowLoader(paths, windows.batch_size, windows.length)
+    offsets = stream_offsets(plan.index.lengths)
+    source = WindowSource(loader, "", accumulation=1, rank=0, world_size=1, document_offsets=offsets)
+    return source.next_step()[0]
 
 
 def _first_segments(bounds: list[int]) -> list[int]:

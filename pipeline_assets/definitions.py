@@ -4,12 +4,16 @@ import dagster as dg
 
 from asset_checks import clusters as cluster_checks
 from asset_checks import handoff as handoff_checks
+from asset_checks import headroom as headroom_checks
+from asset_checks import hits as hit_checks
 from asset_checks import packs as pack_checks
 from asset_checks import references as reference_checks
+from asset_checks import removals as removal_checks
 from asset_checks import shards as shard_checks
 from asset_checks import signatures as signature_checks
 from asset_checks import source as source_checks
 from asset_checks import splits as split_checks
+from asset_checks import tokenizer_report as tokenizer_report_checks
 from asset_checks import tokens as token_checks
 from asset_checks import training as training_checks
 from pipeline_assets.automation import everything, new_revision_sensor, nightly_schedule
@@ -21,7 +25,9 @@ from pipeline_assets.shards import token_shards
 from pipeline_assets.signatures import minhash_signatures
 from pipeline_assets.source import dataset_revision, raw_row_groups, reference_sets
 from pipeline_assets.splits import split_documents
-from pipeline_assets.tokens import document_tokens, tokenizer
+from pipeline_assets.tokenizer import tokenizer
+from pipeline_assets.tokenizer_report import tokenizer_report
+from pipeline_assets.tokens import document_tokens
 from pipeline_assets.training import varlen_training_run
 from resources.execution import executor_of_profile, progress_logger
 from training_io.gpu_io_manager import GpuIOManager
@@ -34,6 +40,7 @@ ASSETS = (
     lsh_clusters,
     tokenizer,
     document_tokens,
+    tokenizer_report,
     split_documents,
     token_shards,
     packing_plan,
@@ -47,10 +54,14 @@ CHECKS = (
     *reference_checks.CHECKS,
     *signature_checks.CHECKS,
     *cluster_checks.CHECKS,
+    *removal_checks.CHECKS,
+    *hit_checks.CHECKS,
     *token_checks.CHECKS,
+    *tokenizer_report_checks.CHECKS,
     *split_checks.CHECKS,
     *shard_checks.CHECKS,
     *pack_checks.CHECKS,
+    *headroom_checks.CHECKS,
     *handoff_checks.CHECKS,
     *training_checks.CHECKS,
 )

@@ -29,16 +29,31 @@ import yaml
 
 import asset_checks.clusters
 import asset_checks.handoff
+import asset_checks.headroom
+import asset_checks.hits
 import asset_checks.packs
 import asset_checks.references
+import asset_checks.removals
 import asset_checks.shards
 import asset_checks.signatures
 import asset_checks.source
 import asset_checks.splits
+import asset_checks.tokenizer_report
 import asset_checks.tokens
 import asset_checks.training
 from asset_checks.verdicts import Verdict
-from pipeline_assets import clusters, handoff, packs, shards, signatures, source, splits, tokens
+from pipeline_assets import (
+    clusters,
+    handoff,
+    packs,
+    shards,
+    signatures,
+    source,
+    splits,
+    tokenizer,
+    tokenizer_report,
+    tokens,
+)
 from pipeline_assets.definitions import CHECKS, build_definitions
 from pipeline_assets.recipe import STAGES, load_recipe
 from pipeline_assets.references import Pipeline, PipelineResource
@@ -55,10 +70,14 @@ CHECK_MODULES = (
     asset_checks.references,
     asset_checks.signatures,
     asset_checks.clusters,
+    asset_checks.removals,
+    asset_checks.hits,
     asset_checks.tokens,
+    asset_checks.tokenizer_report,
     asset_checks.splits,
     asset_checks.shards,
     asset_checks.packs,
+    asset_checks.headroom,
     asset_checks.handoff,
     asset_checks.training,
 )
@@ -368,13 +387,15 @@ def build(recipe: Path, home: Path, upto: str = "handoff_package") -> Built:
     encoding = (tokens.plan_tokens, tokens.build_tokens, tokens.seal_tokens)
     splitting = (splits.plan_split_documents, splits.build_split_documents, splits.seal_split_documents)
     cutting = (shards.plan_shards, shards.build_shards, shards.seal_shards)
+    report_inputs = f"{raw} tokenizer document_tokens"
     steps: list[Callable[[], bool]] = [
         lambda: fan_out(source.plan_rows, source.build_rows, source.seal_rows, "", ""),
         lambda: whole(source.build_references, raw),
         lambda: fan_out(*signing, f"{raw} {sets}", raw),
         lambda: fan_out(*clustering, *[f"{raw} {sets} {marks}"] * 2),
-        lambda: whole(tokens.build_tokenizer, sets),
+        lambda: whole(tokenizer.build_tokenizer, sets),
         lambda: fan_out(*encoding, f"{raw} lsh_clusters tokenizer", "tokenizer"),
+        lambda: whole(tokenizer_report.build_report, report_inputs),
         lambda: fan_out(*splitting, *[f"{raw} lsh_clusters document_tokens"] * 2),
         lambda: fan_out(*cutting, *["document_tokens split_documents tokenizer"] * 2),
         lambda: whole(packs.build_plan, "token_shards"),

@@ -21,8 +21,10 @@ import torch
 from small_corpus import CHECK_NAMES, HELD_OUT, Built, doc_id, judged
 
 from pipeline_assets.clusters import EVIDENCE_NAME, slice_name
+from pipeline_assets.floors import FLOORS_NAME
 from pipeline_assets.scurve import BINS_NAME, PAIRS_NAME, curve_of, write_curve
-from pipeline_assets.stripes import units_in
+from pipeline_assets.stripes import UNITS_NAME, units_in
+from pipeline_assets.tokenizer_report import REPORT_NAME
 from pipeline_assets.tokens import LENGTHS, TOKENS
 from pipeline_assets.transforms.minhash import MinHashParams
 from pipeline_assets.transforms.scurve import measure_scurve, plant_pairs
@@ -121,10 +123,10 @@ def alter_a_text(built: Built) -> str:
 
 
 def alter_a_signature(built: Built) -> str:
-    _, folder = units(built, "minhash_signatures")[1]
+    unit, folder = units(built, "minhash_signatures")[1]
     set_value(folder / "signatures.npy", (2, 5), 7)
     seal_again(built, folder)
-    return np.load(folder / "doc_id.npy")[2].tobytes().hex()[:16]
+    return f"{unit}: band_keys.npy and band_rows.npy are not those of the signatures"
 
 
 def curve_folder(built: Built) -> Path:
@@ -366,6 +368,15 @@ def misstate_the_denominator(built: Built) -> str:
     return "epoch 0, step 0"
 
 
+def take_more_packs_a_step(built: Built) -> str:
+    path = whole(built, "packing_plan") / "train" / "plan.json"
+    plan = json.loads(path.read_bytes())
+    plan |= {"packs_per_microbatch": plan["num_packs"] - 1, "num_steps": 2}  # the recipe trains for 3
+    path.write_text(json.dumps(plan), encoding="utf-8")
+    seal_again(built, whole(built, "packing_plan"))
+    return "3 steps of packs read: a pass has"
+
+
 def misstate_ids(built: Built) -> str:
     folder = whole(built, "handoff_package")
     package = json.loads((folder / "package.json").read_bytes())
@@ -397,10 +408,20 @@ def raise_the_last_loss(built: Built) -> str:
     return "99.5"
 
 
+def misstate_the_inventory(built: Built) -> str:
+    path = whole(built, "tokenizer_report") / REPORT_NAME
+    report = json.loads(path.read_bytes())
+    report["inventory"][1]["tokens"] += 1
+    path.write_text(json.dumps(report), encoding="utf-8")
+    seal_again(built, path.parent)
+    return f"{report['inventory'][1]['pool']}: the report says"
+
+
 POISONS: dict[str, Callable[[Built], str]] = {
     "every_source_row_is_used_or_counted": lose_a_row,
     "doc_ids_are_hashes_of_texts": alter_a_text,
     "s_curve_matches_formula": misstate_a_bin,
+    "signatures_are_those_of_the_texts": alter_a_signature,
     "every_row_has_one_decision": lose_a_decision,
     "one_document_is_kept_per_cluster": drop_a_kept_document,
     "clusters_are_connected_components": join_two_clusters,
@@ -410,6 +431,7 @@ POISONS: dict[str, Callable[[Built], str]] = {
     "every_kept_document_is_tokenized_once": tokenize_another_document,
     "end_of_document_comes_once_at_the_end": lose_an_end,
     "tokens_decode_to_the_text": alter_a_token,
+    "bytes_a_token_is_in_the_recipe_range": misstate_the_inventory,
     "no_document_is_in_two_splits": repeat_in_validation,
     "every_pool_is_in_every_split": validate_on_no_document_of_a_pool,
     "no_cluster_is_in_two_splits": use_a_near_copy_in_another_split,
@@ -423,6 +445,7 @@ POISONS: dict[str, Callable[[Built], str]] = {
     "every_pair_comes_exactly_once": repeat_a_segment,
     "no_pack_is_over_capacity": overfill_a_pack,
     "batches_are_well_formed": misstate_the_denominator,
+    "tokens_suffice_for_the_training_steps": take_more_packs_a_step,
     "handoff_self_test_passes": misstate_ids,
     "no_token_sees_another_document": spoil_a_weight,
     "validation_loss_falls": raise_the_last_loss,
@@ -444,18 +467,11 @@ def test_check_passes_on_a_clean_home_and_fails_on_a_poisoned_one(name: str, cle
     assert verdict.found
 
 
-def test_stored_signatures_are_signed_again(copy: Built) -> None:
-    needle = alter_a_signature(copy)
-    verdict = judged("s_curve_matches_formula", copy)
-    assert verdict.num_violations == 1
-    assert needle in str(verdict.examples)
-
-
-@pytest.mark.parametrize("name", ["start", "end", "similarity", "num_pairs", "predicted", "low", "high", "z"])
+@pytest.mark.parametrize("name", ["start", "end", "similarity", "num_pairs", "predicted", "low", "high", "z", "chance"])
 def test_each_number_of_the_curves_table_is_recounted(copy: Built, name: str) -> None:
     path = curve_folder(copy) / BINS_NAME
     bins = json.loads(path.read_bytes())
-    bins[-4][name] *= 1.001
+    bins[-4][name] *= 0.999
     path.write_text(json.dumps(bins))
     seal_curve_again(copy)
     verdict = judged("s_curve_matches_formula", copy)
@@ -464,7 +480,8 @@ def test_each_number_of_the_curves_table_is_recounted(copy: Built, name: str) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["texts", "pairs", "flagged", "max_abs_z", "signature_error", "expected_error", "mean_bias"]
+    "name",
+    ["texts", "pairs", "flagged", "max_abs_z", "chance", "signature_error", "expected_error", "error_z", "mean_bias"],
 )
 def test_each_number_of_the_curves_manifest_is_recounted(copy: Built, name: str) -> None:
     before = load_manifest(curve_folder(copy)).counts[name]
@@ -480,7 +497,6 @@ def test_each_number_of_the_curves_manifest_is_recounted(copy: Built, name: str)
         ("similarity", lambda value: value - 0.001),
         ("num_equal", lambda value: value + 1),
         ("flagged", lambda value: not value),
-        ("original", lambda value: value + 10_000),
     ],
 )
 def test_each_column_of_the_measured_pairs_is_what_the_rest_was_counted_from(
@@ -512,11 +528,12 @@ def test_a_measurement_of_a_correlated_hash_family_fails(copy: Built) -> None:
     texts = [small_corpus.sentences(number, 120) for number in range(120)]
     planted = plant_pairs(texts, copies_per_text=10, max_replaced_share=0.12, seed=3)
     measured, curve = measure_scurve(planted.texts, planted.pairs, MinHashParams(), sign=sign)
-    counts = write_curve(curve_folder(copy), measured, curve, MinHashParams())
+    counts = {"texts": 60, **write_curve(curve_folder(copy), measured, curve, MinHashParams())}
     seal_again(copy, curve_folder(copy))
     seal_curve_again(copy, counts)
     verdict = judged("s_curve_matches_formula", copy)
     assert verdict.num_violations >= 2
+    assert "the measurement says" not in str(verdict.examples)
     assert "signatures miss the similarity" in str(verdict.examples)
     assert "off by +" in str(verdict.examples)
 
@@ -564,6 +581,156 @@ def test_the_pools_of_the_shard_index_are_recounted(copy: Built) -> None:
     set_value(folder / "train_index" / "pool.npy", 0, 1 - pools[0])
     seal_again(copy, folder)
     assert judged("shards_hold_every_document_once", copy).num_violations == 1
+
+
+def misstate(path: Path, *keys: str) -> str:
+    """Change one number of a manifest, a JSON file or a list in one; what is counted from the data stays."""
+    content = json.loads(path.read_bytes())
+    inner = content["counts"] if path.name == MANIFEST_NAME else content[0]["counts"]
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] += 1
+    if path.name == MANIFEST_NAME:
+        manifest = replace(load_manifest(path.parent), counts=content["counts"])
+        path.write_text(json.dumps(manifest.to_json()), encoding="utf-8")
+    else:
+        path.write_text(json.dumps(content), encoding="utf-8")
+    return str(inner[keys[-1]])
+
+
+@pytest.mark.parametrize(
+    "keys", [("documents",), ("tokens",), ("shards",), ("vocab_size",), ("splits", "train", "tokens")], ids="/".join
+)
+def test_each_count_of_the_shards_is_recounted(copy: Built, keys: tuple[str, ...]) -> None:
+    stated = misstate(whole(copy, "token_shards") / MANIFEST_NAME, *keys)
+    verdict = judged("shards_match_their_headers_and_hashes", copy)
+    assert verdict.num_violations == 1
+    assert stated in verdict.examples[0]["violation"].replace(",", "")
+
+
+@pytest.mark.parametrize("name", ["documents", "tokens"])
+def test_the_counts_of_the_tokens_are_recounted(copy: Built, name: str) -> None:
+    misstate(whole(copy, "document_tokens") / MANIFEST_NAME, name)
+    verdict = judged("end_of_document_comes_once_at_the_end", copy)
+    assert verdict.num_violations == 1
+    assert verdict.examples[0]["violation"].startswith(f"{name}: counted ")
+
+
+def test_the_tokens_that_a_unit_lists_are_recounted(copy: Built) -> None:
+    folder = whole(copy, "document_tokens")
+    misstate(folder / UNITS_NAME, "tokens")
+    seal_again(copy, folder)
+    verdict = judged("end_of_document_comes_once_at_the_end", copy)
+    assert verdict.num_violations == 1
+    assert "are listed" in verdict.examples[0]["violation"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train_documents",
+        "validation_tokens",
+        "unused_documents",
+        "unused_below_min_tokens",
+        "unused_below_min_tokens_bytes",
+    ],
+)
+def test_the_counts_of_the_splits_are_recounted(copy: Built, name: str) -> None:
+    stated = misstate(whole(copy, "split_documents") / MANIFEST_NAME, name)
+    verdict = judged("every_kept_document_has_a_split_or_a_reason", copy)
+    assert verdict.num_violations == 1
+    assert f"found {stated} in the manifest" in verdict.examples[0]["violation"].replace(",", "")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("documents", 7_777),
+        ("tokens", 7_777),
+        ("share_of_documents", 0.777),
+        ("share_of_tokens", 0.777),
+        ("mean_score", 7.5),
+        ("mean_score_of_all", 7.5),
+        ("is_chosen", True),
+    ],
+)
+def test_each_number_of_the_floors_is_recounted(copy: Built, column: str, value: object) -> None:
+    folder = whole(copy, "split_documents")
+    (plan,) = load_manifest(folder).inputs["plans"]
+    path = copy.home / "split_documents" / plan["unit"] / plan["identity"] / FLOORS_NAME
+    set_cell(path, -1, column, value)
+    verdict = judged("every_kept_document_has_a_split_or_a_reason", copy)
+    assert verdict.num_violations == 1
+    assert verdict.examples[0]["violation"].startswith("floor")
+
+
+def test_a_document_under_the_floor_may_not_be_used(copy: Built) -> None:
+    path, rows = split_table(copy, "unused")
+    row = next(number for number, row in enumerate(rows) if row["split"] == "unused")
+    change_table(
+        path,
+        lambda rows: [{**r, **({"split": "train", "reason": "used"} if n == row else {})} for n, r in enumerate(rows)],
+    )
+    seal_again(copy, path.parent)
+    examples = str(judged("every_kept_document_has_a_split_or_a_reason", copy).examples)
+    assert f"{rows[row]['doc_id'].hex()[:16]} of {rows[row]['num_tokens']} tokens has reason used" in examples
+
+
+def test_an_end_inside_a_document_is_noticed(copy: Built) -> None:
+    unit, folder = units(copy, "document_tokens")[0]
+    assert int(np.load(folder / LENGTHS)[0]) > 3
+    set_value(folder / TOKENS, 2, EOS_ID)
+    seal_again(copy, folder)
+    verdict = judged("end_of_document_comes_once_at_the_end", copy)
+    assert verdict.num_violations == 1
+    assert f"{unit}: token 2 is an EOS inside a document" in verdict.examples[0]["violation"]
+
+
+def test_a_document_without_tokens_is_noticed(copy: Built) -> None:
+    _, folder = units(copy, "document_tokens")[0]
+    tokens, lengths = np.load(folder / TOKENS), np.load(folder / LENGTHS)
+    np.save(folder / TOKENS, tokens[lengths[0] :])
+    set_value(folder / LENGTHS, 0, 0)
+    seal_again(copy, folder)
+    examples = str(judged("end_of_document_comes_once_at_the_end", copy).examples)
+    assert f"lengths sum to {len(tokens) - lengths[0]:,}" in examples
+    misstated = whole(copy, "document_tokens") / UNITS_NAME
+    content = json.loads(misstated.read_bytes())
+    content[0]["counts"]["tokens"] -= int(lengths[0])
+    misstated.write_text(json.dumps(content), encoding="utf-8")
+    seal_again(copy, whole(copy, "document_tokens"))
+    assert "document 0 has no token" in str(judged("end_of_document_comes_once_at_the_end", copy).examples)
+
+
+def test_an_id_of_no_vocabulary_is_noticed(copy: Built) -> None:
+    unit, folder = units(copy, "document_tokens")[0]
+    set_value(folder / TOKENS, 1, 60_000)
+    seal_again(copy, folder)
+    assert f"{unit}: token 1: expected an id up to" in str(judged("tokens_decode_to_the_text", copy).examples)
+    poke_shard(copy, 1, 60_000)
+    seal_again(copy, whole(copy, "token_shards"))
+    verdict = judged("shards_match_their_headers_and_hashes", copy)
+    assert verdict.num_violations == 1
+    assert "train_000000.bin: token 1: expected an id up to" in verdict.examples[0]["violation"]
+
+
+def test_ids_of_more_bytes_than_they_need_are_noticed(copy: Built) -> None:
+    unit, folder = units(copy, "document_tokens")[0]
+    np.save(folder / TOKENS, np.load(folder / TOKENS).astype(np.uint32))
+    seal_again(copy, folder)
+    verdict = judged("tokens_decode_to_the_text", copy)
+    assert verdict.num_violations == 1
+    assert f"{unit}: expected uint16 ids" in verdict.examples[0]["violation"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("eos_id", 5), ("tokenizer_fingerprint", "f" * 64)])
+def test_an_index_of_another_tokenizer_is_noticed(copy: Built, name: str, value: object) -> None:
+    path = whole(copy, "token_shards") / "train_index" / "index.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), name: value}), encoding="utf-8")
+    seal_again(copy, whole(copy, "token_shards"))
+    verdict = judged("shards_match_their_headers_and_hashes", copy)
+    assert verdict.num_violations == 1
+    assert verdict.examples[0]["violation"].startswith("train: expected tokenizer, EOS and dtype")
 
 
 def held_back(built: Built, ref: ArtifactRef) -> dict[str, str]:

@@ -19,6 +19,7 @@ BLOCKING = {
     "doc_ids_are_hashes_of_texts",
     "reference_texts_are_as_they_were_read",
     "documents_are_in_the_split_of_the_rule",
+    "signatures_are_those_of_the_texts",
     "every_row_has_one_decision",
     "one_document_is_kept_per_cluster",
     "clusters_are_connected_components",
@@ -43,7 +44,9 @@ BLOCKING = {
 WARNING = {
     "s_curve_matches_formula",
     "removal_is_plausible",
+    "bytes_a_token_is_in_the_recipe_range",
     "every_pool_is_in_every_split",
+    "tokens_suffice_for_the_training_steps",
     "validation_loss_falls",
 }
 
