@@ -3,15 +3,14 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from math import isclose, isfinite
-from statistics import fmean
+from math import fsum, isclose, isfinite
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asset_checks.similarity import are_alike, items_in, searched_runs, texts_of, word_runs
+from asset_checks.similarity import Run, Runs, are_alike, items_in, searched_runs, texts_of, word_runs
 from asset_checks.verdicts import Verdict, law, verdict_of
 from pipeline_assets.clusters import slice_name, split_units
 from pipeline_assets.corpus import Corpus
@@ -89,13 +88,20 @@ def _documents_near_references(
     if threshold is not None:
         held_out = [word_runs(text, ngram) for text in reference_texts(stage, reference_sets).to_pylist()]
         texts = corpus.rows(np.array(numbers, np.int64), ["text"]).column("text").to_pylist()
-        runs = [word_runs(text, ngram) for text in texts]
-        numbers = [
-            number
-            for number, one in zip(numbers, runs, strict=True)
-            if any(are_alike(one, other, threshold) for other in held_out if one & other)
-        ]
+        alike = _alike_to_some((word_runs(text, ngram) for text in texts), held_out, threshold)
+        numbers = [number for number, is_alike in zip(numbers, alike, strict=True) if is_alike]
     return {corpus.doc_ids[number].tobytes() for number in numbers}
+
+
+def _alike_to_some(texts: Iterable[Runs], others: Sequence[Runs], threshold: float) -> Iterator[bool]:
+    """Whether each text is alike to one of the others; compared with those alone that share a run of words with it."""
+    holders: defaultdict[Run, list[int]] = defaultdict(list)
+    for place, runs in enumerate(others):
+        for run in runs:
+            holders[run].append(place)
+    for runs in texts:
+        places = {place for run in runs & holders.keys() for place in holders[run]}
+        yield any(are_alike(runs, others[place], threshold) for place in places)
 
 
 def _sharing_a_band(stage: Stage, signed: list[ArtifactRef], wanted: npt.NDArray[np.uint32]) -> list[int]:
@@ -264,7 +270,7 @@ def _misread_rounds(stage: Stage, split_documents: ArtifactRef, raw_row_groups: 
 
 def _mean(scores: Sequence[float | None]) -> float | None:
     known = [score for score in scores if score is not None and isfinite(score)]
-    return fmean(known) if known else None
+    return fsum(score / len(known) for score in known) if known else None
 
 
 def _are_equal(wanted: float | None, found: float | None) -> bool:

@@ -82,7 +82,7 @@ class HubSource(Section):
     kind: Literal["hub"]
     repository: str
     path: str
-    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    revision: Commit
     pool: Name
     local_path: str | None = None
 
@@ -281,10 +281,18 @@ class Splits(Section):
 
     @property
     def budgets_to_fill(self) -> dict[str, int]:
-        """Tokens by split that are enough: the budgets, and what an assignment by budget asks for."""
+        """Tokens by split that are enough: the budgets, or what an assignment by budget asks for where that is less."""
         assigned = self.assignment.model_dump(include={"validation_tokens", "test_tokens"})
-        named = {name.removesuffix("_tokens"): tokens for name, tokens in assigned.items()}
-        return {name: tokens for name, tokens in named.items() if tokens} | dict(self.budgets)
+        asked = {name.removesuffix("_tokens"): tokens for name, tokens in assigned.items() if tokens}
+        filled = asked | {name: min(tokens, asked.get(name, tokens)) for name, tokens in self.budgets.items()}
+        return {name: tokens for name, tokens in filled.items() if name in self.given}
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The splits that the assignment gives documents to: all but those of share 0."""
+        shares = self.assignment.model_dump(exclude={"policy", "seed"})
+        shared = {name.split("_")[0] for name, share in shares.items() if share}
+        return tuple(name for name in self.names if name == "train" or name in shared)
 
 
 class Shards(Section):
@@ -492,7 +500,7 @@ class Recipe(Section):
 
     def _first_documents_are_enough(self) -> None:
         """Reading may stop early only where no later row can change what becomes of an earlier one."""
-        has_open_split = bool(set(self.splits.names) - set(self.splits.budgets_to_fill))
+        has_open_split = bool(set(self.splits.given) - set(self.splits.budgets_to_fill))
         wanted = {
             "splits.order source": self.splits.order == "source",
             "dedup.mode exact": self.dedup.mode == "exact",
@@ -500,7 +508,7 @@ class Recipe(Section):
             "no references": not self.references,
             "a tokenizer of kind file": self.tokenizer.kind == "file",
             "reading.stripes_read 1": self.reading.stripes_read == 1,
-            f"splits.budgets of {', '.join(self.splits.names)}": not has_open_split,
+            f"splits.budgets of {', '.join(self.splits.given)}": not has_open_split,
         }
         missing = [name for name, holds in wanted.items() if not holds]
         if missing:

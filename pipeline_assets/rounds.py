@@ -2,7 +2,8 @@
 
 A round is one unit. After each one, what was read is planned as the splits will plan it: identical texts once, floor,
 assignment, budgets. Promise: the documents used are those that reading everything would use, whatever the size of a
-round; the number of rounds is in the manifest. Cost: what is read is tokenized once more, and its lengths stay.
+round; the number of rounds is in the manifest. Cost: what is read is tokenized once more, and its lengths stay; each
+round plans the documents of all rounds before it again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from pipeline_assets.recipe import Recipe, TokenizerFile
 from pipeline_assets.schemas import ROWS_NAME
 from pipeline_assets.stripes import Stage
 from pipeline_assets.tokenizer import given_tokenizer
+from pipeline_assets.transforms.arrays import whole_rows
 from pipeline_assets.transforms.encode import encode_documents
 from pipeline_assets.transforms.rows import doc_id_matrix
 from pipeline_assets.transforms.split import SplitInputs, SplitStats, plan_splits
@@ -36,8 +38,9 @@ def read_until_full(stage: Stage, units: Sequence[Unit], read: Callable[[Unit], 
     """The first of the units in source order, read one by one: as many as fill every budget, or all."""
     tokenizer = _tokenizer_of(stage)
     documents: list[Documents] = []
+    seen: set[bytes] = set()
     for number, unit in enumerate(units, 1):
-        documents.append(_documents_of(stage, tokenizer, read(unit)))
+        documents.append(_new_documents(_documents_of(stage, tokenizer, read(unit)), seen))
         stats = _planned(stage.recipe, documents)
         stage.say(f"raw_row_groups: round {number:,} of at most {len(units):,}: {_in_words(stage.recipe, stats)}")
         if all(stats.filled.values()):
@@ -48,7 +51,9 @@ def read_until_full(stage: Stage, units: Sequence[Unit], read: Callable[[Unit], 
 def counts_of_rounds(stage: Stage, parts: Sequence[ArtifactRef]) -> dict[str, Any]:
     """How many rounds were read and which budgets they fill; a warning where the source ended before they were full."""
     tokenizer = _tokenizer_of(stage)
-    stats = _planned(stage.recipe, [_documents_of(stage, tokenizer, part) for part in parts])
+    seen: set[bytes] = set()
+    documents = [_new_documents(_documents_of(stage, tokenizer, part), seen) for part in parts]
+    stats = _planned(stage.recipe, documents)
     if not all(stats.filled.values()):
         stage.warn(
             f"raw_row_groups: expected the token budgets to be filled, found the source's end after {len(parts):,}"
@@ -87,13 +92,23 @@ def _documents_of(stage: Stage, tokenizer: Tokenizer, unit: ArtifactRef) -> Docu
     return doc_ids, stage.array(lengths, LENGTHS_NAME)
 
 
+def _new_documents(documents: Documents, seen: set[bytes]) -> Documents:
+    """Those that were not seen before, each once; they are seen now."""
+    doc_ids, lengths = documents
+    rows = []
+    for row, doc_id in enumerate(whole_rows(doc_ids).tolist()):
+        if doc_id not in seen:
+            seen.add(doc_id)
+            rows.append(row)
+    return doc_ids[rows], lengths[rows]
+
+
 def _planned(recipe: Recipe, documents: Sequence[Documents]) -> SplitStats:
-    doc_ids = np.concatenate([ids for ids, _ in documents])
     lengths = np.concatenate([lengths for _, lengths in documents])
-    _, firsts = np.unique(doc_ids.view(np.dtype((np.void, doc_ids.shape[1]))).ravel(), return_index=True)
-    firsts.sort()
     distinct = SplitInputs(
-        assignment_ids=doc_ids[firsts], num_tokens=lengths[firsts], barred=np.zeros(len(firsts), np.bool_)
+        assignment_ids=np.concatenate([doc_ids for doc_ids, _ in documents]),
+        num_tokens=lengths,
+        barred=np.zeros(len(lengths), np.bool_),
     )
     splits = recipe.splits
     return plan_splits(distinct, policy_of(splits), min_tokens=splits.min_tokens, budgets=splits.budgets_to_fill)[1]

@@ -67,7 +67,8 @@ def _paths(pool: PoolFolder) -> list[Path]:
             " Put the files there or mend source.pools in the recipe."
         )
     try:
-        found = sorted(pool.folder.glob(pool.glob))
+        # By name, as source coordinates are: paths sort by their parts, which is another order ("a/b" and "a-b").
+        found = sorted(pool.folder.glob(pool.glob), key=Path.as_posix)
     except (ValueError, NotImplementedError) as error:
         raise SourceError(
             f"pool {pool.name}: expected a glob relative to {pool.folder}, such as **/*.parquet, found {pool.glob!r}"

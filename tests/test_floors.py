@@ -148,3 +148,9 @@ def test_floors_do_not_depend_on_stripes(corpus: Path, built: Built) -> None:
     other = built_with(corpus, "three", changes)
     for name in (FLOORS_NAME, SHORTEST_NAME):
         assert (plan_folder(other) / name).read_bytes() == (plan_folder(built) / name).read_bytes()
+
+
+def test_the_largest_scores_have_a_mean() -> None:
+    largest = float(np.finfo(np.float64).max)
+    (effect, *_) = measure_floors(np.array([1, 2]), np.array([largest, largest]), chosen=32)
+    assert effect.mean_score == largest

@@ -71,6 +71,7 @@ def trained_on(built: Built) -> tuple[dict[str, bytes], dict[str, bytes]]:
         {"policy": "fraction", "seed": 5, "validation_fraction": 0.3},
         {"policy": "fraction", "seed": 6, "validation_fraction": 0.2, "test_fraction": 0.2},
         {"policy": "budget", "validation_tokens": 900},
+        {"policy": "budget", "validation_tokens": 300},
     ],
 )
 def test_the_shards_are_those_of_reading_everything(corpus: Path, assignment: Mapping[str, Any]) -> None:
@@ -82,6 +83,27 @@ def test_the_shards_are_those_of_reading_everything(corpus: Path, assignment: Ma
     assert rounds == len(units_in(bounded.stage, bounded.refs["raw_row_groups"])) < NUM_FILES
     assert all(bounded.refs["raw_row_groups"].counts["budgets_filled"].values())
     assert bounded.refs["split_documents"].counts["train_tokens"] >= budgets["train"]
+
+
+def test_files_are_read_in_the_order_of_their_names(corpus: Path) -> None:
+    """A folder whose name begins another's comes at another place by its path's parts than by its name."""
+    for number, name in enumerate(("000/x", "000-er/y")):
+        texts = [small_corpus.sentences(7_000 + 20 * number + row, 60) for row in range(12)]
+        small_corpus.write_rows(corpus / "alpha" / f"{name}.parquet", [{"text": text} for text in texts], 5)
+    budgets = {"splits.budgets": {"train": 1_500, "validation": 300}}
+    bounded, whole = build(corpus, "budgets", "bounded", budgets), build(corpus, "end", "whole", budgets)
+    assert trained_on(bounded) == trained_on(whole)
+    assert bounded.refs["raw_row_groups"].counts["rounds"] < NUM_FILES
+
+
+def test_a_split_of_no_share_has_no_budget_to_fill(corpus: Path) -> None:
+    changes = {
+        "splits.assignment": {"policy": "fraction", "seed": 5, "validation_fraction": 0.0},
+        "splits.budgets": {"train": 3_000, "validation": 700},
+    }
+    bounded = build(corpus, "budgets", "bounded", changes)
+    assert bounded.refs["raw_row_groups"].counts["budgets_filled"] == {"train": True}
+    assert bounded.refs["raw_row_groups"].counts["rounds"] < NUM_FILES
 
 
 def test_the_last_round_was_needed(corpus: Path) -> None:

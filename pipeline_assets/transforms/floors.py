@@ -13,6 +13,7 @@ import numpy as np
 from pipeline_assets.transforms.arrays import F64, I64
 
 FLOORS = (32, 64, 128, 256)
+SCALE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,4 +63,5 @@ def shortest_documents(num_tokens: I64, most: int) -> I64:
 
 def _mean(scores: F64) -> float | None:
     known = scores[np.isfinite(scores)]
-    return fsum(known) / len(known) if len(known) else None
+    # Scaled by a power of two, which is exact, so that no sum of finite scores overflows.
+    return float(np.ldexp(fsum(np.ldexp(known, -SCALE)) / len(known), SCALE)) if len(known) else None

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline_assets.transforms.arrays import I64, U8, U32, U64, positions, utf8_blocks
+from pipeline_assets.transforms.arrays import I64, U8, U32, U64, positions, utf8_blocks, whole_rows
 from pipeline_assets.transforms.words import fold_table
 from training_io.errors import RecipeError
 from training_io.hashing import DOC_ID_BYTES
@@ -231,15 +230,10 @@ def find_overlap(
 
 def _copies(doc_ids: U8) -> I64:
     """How many rows have each row's text, told of its first row alone: uint8[n, 32] -> int64[n], else 0."""
-    _, first, count = np.unique(_whole(doc_ids), return_index=True, return_counts=True)
+    _, first, count = np.unique(whole_rows(doc_ids), return_index=True, return_counts=True)
     copies = np.zeros(len(doc_ids), np.int64)
     copies[first] = count
     return copies
-
-
-def _whole(doc_ids: U8) -> npt.NDArray[np.void]:
-    """Each doc_id as one value."""
-    return np.ascontiguousarray(doc_ids).view(np.dtype((np.void, DOC_ID_BYTES))).ravel()
 
 
 def _search(
@@ -327,7 +321,7 @@ def overlap_hits(
 def _one_a_text(hits: I64, doc_ids: U8) -> I64:
     """Of (n-gram, document) the first document of each text that holds the n-gram, by n-gram."""
     documents, place = np.unique(hits[:, 1], return_inverse=True)
-    text = np.unique(_whole(doc_ids[documents]), return_inverse=True)[1][place]
+    text = np.unique(whole_rows(doc_ids[documents]), return_inverse=True)[1][place]
     order = np.lexsort((hits[:, 1], text, hits[:, 0]))
     hits, text = hits[order], text[order]
     is_first = np.ones(len(order), np.bool_)

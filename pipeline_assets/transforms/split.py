@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from pipeline_assets.transforms.arrays import I64, U8
+from pipeline_assets.transforms.arrays import I64, U8, whole_rows
 from training_io.errors import RecipeError
 from training_io.hashing import DOC_ID_BYTES, derive_seed, keyed_hash
 
@@ -175,8 +175,7 @@ def _units_in_order(ids: U8) -> I64:
     # Eight bytes of a SHA-256 nearly always tell two ids apart, and sort ten times faster than all of them.
     _, first, inverse = np.unique(ids.view("<u8")[:, 0], return_index=True, return_inverse=True)
     if (ids[first[inverse]] != ids).any():
-        whole = ids.view(np.dtype((np.void, DOC_ID_BYTES))).ravel()
-        _, first, inverse = np.unique(whole, return_index=True, return_inverse=True)
+        _, first, inverse = np.unique(whole_rows(ids), return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     return rank[inverse]
