@@ -130,6 +130,23 @@ def test_a_damaged_column_is_refused_by_name(tmp_path, column, damage):
         ({"num_tokens": 7}, "says 7 tokens, its shards hold 18"),
         ({"shards": [{"file": "a"}]}, "num_tokens"),
         ({"num_documents": "many"}, "many"),
+        ({"split": "validation"}, "expected a split .* its folder is named for, found 'validation'"),
+        ({"split": "../../train"}, "expected a split .*, found '../../train'"),
+        ({"split": "train\n"}, r"expected a split .*, found 'train\\n'"),
+        (
+            {"shards": [{"file": f, "num_tokens": n} for f, n in (("train_000000.bin", 8), ("/train_000001.bin", 10))]},
+            "expected shards train_000000.bin and on, found '/train_000001.bin'",
+        ),
+        (
+            {
+                "shards": [
+                    {"file": "../train_000000.bin", "num_tokens": 8},
+                    {"file": "train_000001.bin", "num_tokens": 10},
+                ]
+            },
+            "found '../train_000000.bin'",
+        ),
+        ({"shards": [{"file": "train_000000.bin", "num_tokens": n} for n in (8, 10)]}, "found 'train_000000.bin'"),
     ],
 )
 def test_a_damaged_index_json_is_refused(tmp_path, change, message):
@@ -139,6 +156,20 @@ def test_a_damaged_index_json_is_refused(tmp_path, change, message):
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(FormatError, match=message):
         read_index(folder)
+
+
+@pytest.mark.parametrize("split", ["val", "Train", "dev1", "a.b", "..", "é", ""])
+def test_only_plain_names_are_splits(tmp_path, split):
+    with pytest.raises(FormatError, match="expected a split of letters a to z, not val"):
+        write_index(tmp_path / f"{split}_index", make_index([4, 4], split=split))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_index_names_every_file_of_its_split(tmp_path):
+    index = make_index([4, 4, 9, 1])
+    write_index(tmp_path / "train_index", index)
+    written = {path.relative_to(tmp_path).as_posix() for path in (tmp_path / "train_index").iterdir()}
+    assert set(index.files) == {*written, "train_000000.bin", "train_000001.bin"}
 
 
 def test_broken_json_is_refused(tmp_path):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import small_corpus
 from test_inspect_verify import on_a_training_box
-from tiny_artifacts import make_package, make_plan, make_token_shards, tiny_fingerprint
+from tiny_artifacts import make_package, make_plan, make_token_shards, seal, tiny_fingerprint
 
 from pipeline_assets.__main__ import main as pipeline_main
 from training_io import export_formats, exports
@@ -227,6 +228,70 @@ class TestRefused:
         assert files_in(tmp_path / "out") == {"other.bin": b"other"}
 
 
+class TestTheManifestSaysWhatThereIs:
+    def test_a_listed_index_that_is_gone_drops_no_split(self, tmp_path):
+        artifact = shards_of(tmp_path)
+        (artifact / "train_index" / "index.json").unlink()
+        with pytest.raises(FormatError, match=r"train_index/index\.json: expected [0-9,]+ bytes, found no file"):
+            export_shards(artifact, "nanogpt", tmp_path / "out")
+        shutil.rmtree(artifact / "train_index")
+        with pytest.raises(FormatError, match=r"train_index/.*: expected [0-9,]+ bytes, found no file"):
+            export_shards(artifact, "nanogpt", tmp_path / "out")
+        assert list(export_shards(artifact, "nanogpt", tmp_path / "out", ["validation"]).counts["splits"]) == ["validation"]  # fmt: skip
+
+    def test_an_index_beside_the_listed_ones_is_no_split(self, tmp_path):
+        artifact = shards_of(tmp_path)
+        shutil.copytree(artifact / "train_index", artifact / "extra_index")
+        with pytest.raises(RecipeError, match="expected splits of test, train, validation, found extra"):
+            export_shards(artifact, "nanogpt", tmp_path / "out", ["extra"])
+        exported = export_shards(artifact, "nanogpt", tmp_path / "out")
+        assert list(exported.counts["splits"]) == ["test", "train", "validation"]
+
+    @pytest.mark.parametrize("file", ["train_000002.bin", "train_index/length.npy"])
+    def test_a_file_that_is_read_but_not_listed(self, tmp_path, file):
+        artifact = shards_of(tmp_path)
+        whole = (artifact / file).read_bytes()
+        (artifact / file).unlink()
+        seal_again(artifact)
+        (artifact / file).write_bytes(whole)
+        with pytest.raises(FormatError, match=f"expected splits whose files the manifest lists, found {file} unlisted"):
+            export_shards(artifact, "nanogpt", tmp_path / "out")
+
+
+def seal_again(artifact):
+    manifest = load_manifest(artifact)
+    seal(artifact, "token_shards", dict(manifest.inputs), dict(manifest.parameters), dict(manifest.counts))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("split", ["../../escaped/train", "{absolute}/escaped/train", "validation"])
+def test_a_sealed_index_from_elsewhere_writes_nowhere_else(tmp_path, name, split):
+    artifact = shards_of(tmp_path / "shards")
+    (tmp_path / "escaped").mkdir()
+    change_index(artifact, split=split.format(absolute=tmp_path))
+    with pytest.raises(FormatError, match="expected a split of letters a to z"):
+        export_shards(artifact, name, tmp_path / "exports" / "out")
+    assert not list((tmp_path / "escaped").iterdir())
+    assert not (tmp_path / "exports").exists()
+
+
+def test_a_sealed_index_from_elsewhere_reads_nowhere_else(tmp_path):
+    artifact = shards_of(tmp_path / "shards", max_shard_tokens=1_000)
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes((artifact / "train_000000.bin").read_bytes())
+    for file in (str(secret), os.path.relpath(secret, artifact)):
+        change_index(artifact, shards=[{"file": file, "num_tokens": sum(LENGTHS) + len(LENGTHS)}])
+        with pytest.raises(FormatError, match=r"expected shards train_000000\.bin and on, found "):
+            export_shards(artifact, "nanogpt", tmp_path / "out")
+        assert any("expected shards train_000000.bin" in line for line in verify(artifact).violations)
+
+
+def change_index(artifact, **changes):
+    path = artifact / "train_index" / "index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    seal_again(artifact)
+
+
 def test_a_killed_export_leaves_no_folder_of_its_name(tmp_path):
     artifact = shards_of(tmp_path)
     code = (
@@ -279,6 +344,32 @@ class TestCommand:
         first, second = captured.err.splitlines()
         assert first.startswith("RecipeError: --output: expected a folder that is empty")
         assert second.startswith("FileExistsError: ")
+
+    @pytest.mark.parametrize("output", ["{root}/loop", "{root}/loop/below", "~no-such-user/out", "{root}/nul\0"])
+    def test_an_output_that_is_no_path_is_one_line(self, tmp_path, capsys, output):
+        artifact = shards_of(tmp_path)
+        (tmp_path / "loop").symlink_to("loop")
+        assert main(["export", "llm.c", str(artifact), "--output", output.format(root=tmp_path)]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(("RecipeError: --output: expected a folder", "OSError: "))
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["loop", "token_shards"]
+
+    def test_an_output_inside_an_artifact_would_break_it(self, tmp_path, capsys):
+        artifact = shards_of(tmp_path)
+        (tmp_path / "link").symlink_to(artifact / "train_index")
+        for output in (artifact / "out", artifact / "new" / "out", tmp_path / "link" / "out"):
+            assert main(["export", "llm.c", str(artifact), "--output", str(output)]) == 1
+            assert "expected a folder outside every artifact" in capsys.readouterr().err
+        assert not verify(artifact).violations
+        assert not (artifact / "new").exists()
+
+    def test_a_mount_point_is_refused_before_anything_is_written(self, tmp_path, monkeypatch):
+        artifact = shards_of(tmp_path)
+        (tmp_path / "volume").mkdir()
+        monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "volume")  # mounting needs privileges
+        with pytest.raises(RecipeError, match=r"found the mount point .*/volume\. Name a folder inside it"):
+            export_shards(artifact, "llm.c", tmp_path / "volume")
+        assert export_shards(artifact, "llm.c", tmp_path / "volume" / "out").files
 
     def test_a_training_box_needs_numpy_alone_and_pyarrow_for_arrow(self, tmp_path):
         artifact = shards_of(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -222,6 +223,28 @@ def poison_file_away(shards, plan):
     (shards / "train_index" / "length.npy").unlink()
 
 
+def poison_index_away(shards, plan):
+    (shards / "train_index" / "index.json").unlink()
+
+
+def poison_index_beside(shards, plan):
+    shutil.copytree(shards / "train_index", shards / "extra_index")
+
+
+def poison_unlisted_shard(shards, plan):
+    path = shards / "train_000001.bin"
+    whole = path.read_bytes()
+    path.unlink()
+    reseal(shards)
+    path.write_bytes(whole)
+
+
+def poison_split(shards, plan):
+    path = shards / "train_index" / "index.json"
+    path.write_text(path.read_text().replace('"split": "train"', '"split": "validation"'))
+    reseal(shards)
+
+
 def poison_unsealed(shards, plan):
     (plan / MANIFEST_NAME).unlink()
     (shards / MANIFEST_NAME).unlink()
@@ -245,6 +268,10 @@ def poison_identity(shards, plan):
         (poison_resealed_token, 1, "materialize|Materialize"),
         (poison_order, 1, "expected once in the plan, found 2 times"),
         (poison_file_away, 0, "length.npy"),
+        (poison_index_away, 0, "train_index/index.json: expected a file of format"),
+        (poison_index_beside, 0, "'extra_index/index.json': expected it among the manifest's files"),
+        (poison_unlisted_shard, 0, "'train_000001.bin': expected it among the manifest's files"),
+        (poison_split, 0, "expected a split of letters a to z"),
         (poison_unsealed, 0, "found none"),
         (poison_unsealed, 1, "found none"),
         (poison_quarantined, 0, "no_overlap: 2 violations"),

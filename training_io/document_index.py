@@ -5,6 +5,7 @@ In: doc_ids, pools and lengths of a split's documents in order, and where its sh
 only, never from a scan for EOS. Cost: a few int64 passes over the documents.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,9 @@ from training_io.hashing import DOC_ID_BYTES
 I64 = npt.NDArray[np.int64]
 
 INDEX_FORMAT = "corpusmill-index/1"
+INDEX_FILES = ("index.json", "doc_id.npy", "pool.npy", "shard.npy", "offset.npy", "length.npy")
 TOKEN_DTYPES = ("uint16", "uint32")
+SPLIT_NAME = re.compile("(?!val$)[a-z]+")  # a part of paths here and in exports, some of which say val for validation
 _FIELDS = (
     "split",
     "pools",
@@ -59,6 +62,11 @@ class DocumentIndex:
     def num_tokens(self) -> int:
         """Tokens in the split, every EOS included."""
         return sum(self.shard_tokens)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All that the split consists of, as its artifact's manifest names it."""
+        return (*(f"{self.split}_index/{file}" for file in INDEX_FILES), *self.shard_files)
 
 
 def cut_shards(lengths: I64, max_shard_tokens: int) -> I64:
@@ -104,7 +112,7 @@ def index_of(
         shards=shards,
         offsets=ends[:-1] - ends[cuts[:-1]][shards],
         lengths=lengths,
-        shard_files=tuple(f"{split}_{shard:06d}.bin" for shard in range(len(cuts) - 1)),
+        shard_files=_shard_names(split, len(cuts) - 1),
         shard_tokens=tuple(np.diff(ends[cuts]).tolist()),
         eos_id=eos_id,
         token_dtype=token_dtype,
@@ -141,7 +149,11 @@ def write_index(folder: Path, index: DocumentIndex) -> None:
 
 
 def read_index(folder: Path) -> DocumentIndex:
-    """Read an index, its columns memory-mapped; FormatError unless its documents tile its shards exactly, in order."""
+    """Read an index, its columns memory-mapped; FormatError unless its documents tile its shards exactly, in order.
+
+    Its split is the one that its folder is named for, and its shards lie beside that folder: an index from elsewhere
+    leads to no other place.
+    """
     fields = read_fields(folder / "index.json", INDEX_FORMAT, _FIELDS)
     try:
         n = int(fields["num_documents"])
@@ -180,10 +192,23 @@ def _shard_list(shards: list[dict[str, Any]]) -> tuple[tuple[str, ...], tuple[in
     return tuple(str(shard["file"]) for shard in shards), tuple(int(shard["num_tokens"]) for shard in shards)
 
 
+def _shard_names(split: str, num_shards: int) -> tuple[str, ...]:
+    return tuple(f"{split}_{shard:06d}.bin" for shard in range(num_shards))
+
+
 def _refuse_broken(folder: Path, index: DocumentIndex) -> None:
-    fault = _fault_of(index)
+    fault = _name_fault(folder, index) or _fault_of(index)
     if fault:
         raise FormatError(f"{folder}: {fault}. Materialize token_shards again.")
+
+
+def _name_fault(folder: Path, index: DocumentIndex) -> str:
+    """The first name that is not the writer's, or nothing."""
+    if not SPLIT_NAME.fullmatch(index.split) or folder.name != f"{index.split}_index":
+        return f"expected a split of letters a to z, not val, that its folder is named for, found {index.split[:80]!r}"
+    names = _shard_names(index.split, len(index.shard_files))
+    wrong = [file for name, file in zip(names, index.shard_files, strict=True) if name != file]
+    return f"expected shards {names[0]} and on, found {wrong[0][:80]!r}" if wrong else ""
 
 
 def _fault_of(index: DocumentIndex) -> str:

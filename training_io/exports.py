@@ -2,8 +2,9 @@
 
 In: a token_shards artifact, or a hand-off package that holds one. Out: a folder of the format's files, sealed by a
 manifest like every artifact's, so that `verify` can check it wherever it goes. The promise: only sealed, unquarantined
-and undamaged shards are exported; the folder is there whole or not at all. A killed export leaves a hidden sibling
-`.unfinished-…`, which may be deleted. Cost: shards are hashed and read once, files written and hashed once.
+and undamaged shards are exported, and all that the manifest lists of a split; the folder is there whole or not at all.
+A killed export leaves a hidden sibling `.unfinished-…`, which may be deleted. Cost: shards are hashed and read once,
+files written and hashed once.
 """
 
 import errno
@@ -25,7 +26,15 @@ from training_io.export_formats import (
     write_megatron,
     write_nanogpt,
 )
-from training_io.manifest import Manifest, damaged_files, hash_files, open_artifact, seal_folder, sync_path
+from training_io.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    damaged_files,
+    hash_files,
+    open_artifact,
+    seal_folder,
+    sync_path,
+)
 from training_io.verification import artifacts_at, index_folders
 
 EXPORT_VERSION = 1
@@ -43,13 +52,12 @@ def export_shards(path: Path, name: str, output: Path, split_names: Sequence[str
     """Write splits of token shards (all of them by default) in a format into a new folder; its manifest.
 
     A split without documents gets no files. Raises FormatError for shards that may not be read or do not fit the
-    format, RecipeError for an unknown format or split, a folder that is not empty, or nothing to export.
+    format, RecipeError for an unknown format or split, a folder that is not empty or inside an artifact, or nothing to
+    export.
     """
     if name not in FORMATS:
         raise RecipeError(f"export: expected a format of {', '.join(FORMATS)}, found {name!r}. Name one of these.")
-    output = output.expanduser().resolve()
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise _occupied(output)
+    output = _free_folder(output)
     artifact, manifest = _open_shards(path)
     splits = _open_splits(artifact, manifest, split_names)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -64,6 +72,26 @@ def export_shards(path: Path, name: str, output: Path, split_names: Sequence[str
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return exported
+
+
+def _free_folder(output: Path) -> Path:
+    """Where the export goes, resolved; RecipeError where it cannot go, before anything is written."""
+    try:
+        output = output.expanduser().resolve()
+    except (RuntimeError, ValueError) as error:  # an unknown user, a loop of links, a NUL
+        raise RecipeError(f"--output: expected a folder, found {str(output)!r} ({error}). Name another.") from error
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise _occupied(output)
+    if output.is_mount():
+        raise RecipeError(
+            f"--output: expected a folder that can be renamed, found the mount point {output}. Name a folder inside it."
+        )
+    if sealed := [parent for parent in output.parents if (parent / MANIFEST_NAME).is_file()]:
+        raise RecipeError(
+            f"--output: expected a folder outside every artifact, found {output} inside the sealed {sealed[0]}."
+            " Name another."
+        )
+    return output
 
 
 def _open_shards(path: Path) -> tuple[Path, Manifest]:
@@ -81,7 +109,7 @@ def _open_shards(path: Path) -> tuple[Path, Manifest]:
 
 def _open_splits(artifact: Path, manifest: Manifest, names: Sequence[str]) -> list[TokenSplit]:
     """The splits of these names, or all, after their files have been held against the manifest's hashes."""
-    present = [folder.name.removesuffix("_index") for folder in index_folders(artifact)]
+    present = [folder.name.removesuffix("_index") for folder in index_folders(artifact, manifest)]
     chosen = [name for name in present if not names or name in names]
     if unknown := sorted(set(names) - set(present)):
         raise RecipeError(
@@ -92,6 +120,11 @@ def _open_splits(artifact: Path, manifest: Manifest, names: Sequence[str]) -> li
     if damages := damaged_files(artifact, replace(manifest, files=own)):
         raise FormatError(f"{damages[0]}. The shards are damaged; materialize token_shards again, or copy them again.")
     indexes = [read_index(artifact / f"{name}_index") for name in chosen]
+    if unlisted := sorted({file for index in indexes for file in index.files} - own.keys()):
+        raise FormatError(
+            f"{artifact}: expected splits whose files the manifest lists, found {unlisted[0]} unlisted."
+            " Materialize token_shards again."
+        )
     if not any(index.num_documents for index in indexes):
         raise RecipeError(
             f"{artifact}: expected documents to export, found none in {', '.join(chosen) or 'it'}. Choose other splits."

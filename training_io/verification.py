@@ -4,6 +4,7 @@ In: a folder. Out: what was verified and what was violated, one line each. The p
 nothing is skipped in silence. Cost: every byte is hashed once and read once a law.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from training_io.errors import CorpusmillError, FormatError, InvariantBroken
 from training_io.handoff import PACKAGE_NAME, self_test
 from training_io.manifest import MANIFEST_NAME, Manifest, damaged_files, load_manifest, quarantine_reasons
 from training_io.plan import PLAN_NAME, load_plan, splits_of
+
+_INDEX = re.compile("[^/]+_index/index[.]json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +93,7 @@ def _quarantined(artifact: Path) -> list[str]:
 
 def _verify_shards(artifact: Path, name: str, manifest: Manifest, verification: Verification) -> None:
     indexes: list[DocumentIndex] = []
-    for folder in index_folders(artifact):
+    for folder in index_folders(artifact, manifest):
         try:
             index = read_index(folder)
         except FormatError as error:
@@ -98,11 +101,20 @@ def _verify_shards(artifact: Path, name: str, manifest: Manifest, verification: 
             continue
         indexes.append(index)
         _verify_split(artifact, f"{name}: {index.split}", index, verification)
+    verification.recount(
+        f"{name}: its splits consist of files that the manifest lists", lambda: _unlisted(artifact, manifest, indexes)
+    )
     may_repeat = bool(manifest.parameters.get("repeats_within_split", False))
     verification.recount(
         f"{name}: every doc_id once" + (" over the splits" if may_repeat else ""),
         lambda: invariants.doc_ids_once(indexes, repeats_within_split=may_repeat),
     )
+
+
+def _unlisted(artifact: Path, manifest: Manifest, indexes: list[DocumentIndex]) -> list[str]:
+    there = {path.relative_to(artifact).as_posix() for path in artifact.glob("*_index/index.json")}
+    unlisted = there.union(*(index.files for index in indexes)) - manifest.files.keys()
+    return [f"{file!r}: expected it among the manifest's files, found it beside them" for file in sorted(unlisted)]
 
 
 def _verify_split(artifact: Path, subject: str, index: DocumentIndex, verification: Verification) -> None:
@@ -147,6 +159,8 @@ def _verify_plan(artifact: Path, subject: str, split: str, verification: Verific
     )
 
 
-def index_folders(artifact: Path) -> list[Path]:
-    """The index folders of a token_shards artifact, sorted by split."""
-    return sorted(path.parent for path in artifact.glob("*_index/index.json"))
+def index_folders(artifact: Path, manifest: Manifest) -> list[Path]:
+    """The index folders that a token_shards artifact's manifest lists, sorted by split, whether they are there or
+    not.
+    """
+    return sorted(artifact / name.partition("/")[0] for name in manifest.files if _INDEX.fullmatch(name))
