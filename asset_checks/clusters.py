@@ -258,13 +258,14 @@ def _other_partition(
     pairs = np.unique(np.column_stack([labels, claimed]), axis=0)
     spread = np.flatnonzero(np.bincount(pairs[:, 0]) > 1)
     joined = np.flatnonzero(np.bincount(pairs[:, 1]) > 1)
+    first_of_label, first_of_cluster = (np.unique(one, return_index=True)[1] for one in (labels, claimed))
     violations = [
-        f"the component of document {doc_ids[np.argmax(labels == label)].tobytes().hex()[:16]} is spread over clusters"
-        for label in spread
+        f"the component of document {doc_ids[row].tobytes().hex()[:16]} is spread over clusters"
+        for row in first_of_label[spread].tolist()
     ]
     return violations + [
-        f"the cluster of document {doc_ids[np.argmax(claimed == cluster)].tobytes().hex()[:16]} joins components"
-        for cluster in joined
+        f"the cluster of document {doc_ids[row].tobytes().hex()[:16]} joins components"
+        for row in first_of_cluster[joined].tolist()
     ]
 
 

@@ -36,7 +36,7 @@ def tokens_suffice_for_the_training_steps(stage: Stage, packing_plan: ArtifactRe
 
 def headroom_of_packs(plan: Plan, steps: int) -> Headroom:
     """Targets of a pass against those of the steps; a pass that is not finished reads as much as the first so far."""
-    available = int(plan.index.lengths.sum()) - plan.index.num_documents
+    available = int((plan.planned_lengths - 1).sum())
     steps_a_pass = -(-len(plan.pack_targets) // plan.packs_per_step)  # the last of a pass may be short
     whole, rest = divmod(steps, max(steps_a_pass, 1))
     return Headroom(

@@ -260,7 +260,7 @@ def _metadata(stage: Stage, ref: ArtifactRef, parts: list[ArtifactRef], units: l
     removed = counts["exact_duplicate"] + counts["near_duplicate"]
     by_pair = stage.table(ref, BY_PAIR_NAME).to_pylist()
     return asset_metadata(stage, ref, parts) | {
-        **table_metadata(Clusters, counts["documents"], stage.table(ref, slice_name(units[0].unit))),
+        **table_metadata(Clusters, counts["documents"], stage.sample(ref, slice_name(units[0].unit))),
         "removed_share_of_documents": removed / max(1, counts["documents"]),
         "removed_share_of_bytes": counts["removed_bytes"] / max(1, counts["text_bytes"]),
         "cluster_sizes": picture_metadata((folder / PICTURE_NAME).read_bytes(), "clusters by number of documents"),

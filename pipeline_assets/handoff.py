@@ -23,7 +23,12 @@ from training_io.handoff import PACKAGE_FORMAT, PACKAGE_NAME, TOKENIZER_NAME
 from training_io.plan import load_plan, splits_of
 from training_io.sampler import Sampler
 
-HANDOFF_VERSION = 1
+HANDOFF_VERSION = 2
+LONG_DOCUMENTS = {
+    "cut": "cut into segments of max_seq_len inputs, one token of look-ahead for targets",
+    "refuse": "none: every document has at most max_seq_len inputs",
+    "divert": "in the shards, but in no plan: of more than max_seq_len inputs; no document is cut",
+}
 TINY_DOCUMENTS = ("def double(x):\n    return 2 * x\n", "Rain is expected, with sun at 5 °C.")
 
 
@@ -98,14 +103,14 @@ def _describe(
             "eos_id": tokenizer.counts["eos_id"],
             "end_of_document": "one EOS after each document, as a target only; no target after it",
             "max_seq_len": recipe.packs.max_seq_len,
-            "long_documents": "cut into segments of max_seq_len inputs, one token of look-ahead for targets",
+            "long_documents": LONG_DOCUMENTS[recipe.packs.long_documents],
             "attention": "causal within a segment; never across segments, whether of one document or of two",
             "positions": "restart at 0 in every segment",
             "loss": "summed cross-entropy over a step's targets, divided by their number",
             "padding": "none",
         },
         "quotas": {split: _tokens_by_pool(shards, split, pool_names(recipe)) for split in plans},
-        "counting_rules": "tokens include one EOS a document; targets are tokens less one a document",
+        "counting_rules": "tokens include one EOS a document; targets are a planned document's tokens less one",
         "sampling": {
             "strategy": recipe.packs.strategy,
             "buffer": recipe.packs.buffer,
@@ -132,7 +137,8 @@ def _source_files(stage: Stage, raw_row_groups: ArtifactRef) -> list[dict[str, A
 
 def _portable_recipe(stage: Stage) -> dict[str, Any]:
     """The recipe without the paths of this machine."""
-    return stage.recipe.model_dump(mode="json", exclude={"source", "tokenizer", "references"})
+    elsewhere = {"source", "tokenizer", "tokenizer_report", "references"}
+    return stage.recipe.model_dump(mode="json", exclude=elsewhere)
 
 
 def _shards_path(token_shards: ArtifactRef) -> str:

@@ -45,7 +45,7 @@ def compared_strategies(chosen: str) -> list[str]:
 def write_layouts(folder: Path, plans: Sequence[Plan]) -> dict[str, Any]:
     """Write tables and pictures of the plans, the training split's first; returns the utilisation of each layout."""
     plan = plans[0]
-    lengths = np.asarray(plan.index.lengths, dtype=np.int64)
+    lengths = np.delete(np.asarray(plan.index.lengths, dtype=np.int64), plan.diverted)  # which are in no layout
     doc, start, end = plan.locate(np.arange(plan.num_segments))
     own = layouts_of_plan(plan, lengths, doc, end - start)
     strategies = compared_strategies(plan.strategy)

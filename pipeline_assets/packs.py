@@ -19,7 +19,7 @@ from training_io.hashing import derive_seed
 from training_io.plan import Plan, ShardsReference, load_plan, plan_packs, write_plan
 
 PLAN_VERSION = 2
-STATS_VERSION = 2
+STATS_VERSION = 3
 BALANCED_RANKS = (2, 4, 8)  # shown for so many ranks
 
 

@@ -20,6 +20,7 @@ from pipeline_assets.schemas import BoilerplateNgrams, ReferenceHits, arrow_sche
 from pipeline_assets.signatures import DOC_IDS
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage, Task, tasks_of, units_in
+from pipeline_assets.transforms.arrays import whole_rows
 from pipeline_assets.transforms.clusters import KEPT, REFERENCE, Decisions
 from pipeline_assets.transforms.overlap import (
     OverlapHits,
@@ -216,7 +217,7 @@ def _overlaps(
 
 def _same_texts(doc_ids: npt.NDArray[np.uint8], wanted: npt.NDArray[np.uint8]) -> I64:
     """(Reference text, document) of identical texts; the smallest document stands for its copies."""
-    texts, corpus = (np.ascontiguousarray(ids).view("V32").ravel() for ids in (wanted, doc_ids))
+    texts, corpus = whole_rows(wanted), whole_rows(doc_ids)
     order = np.argsort(corpus, kind="stable")
     at = np.minimum(np.searchsorted(corpus, texts, sorter=order), len(corpus) - 1)
     exact = np.flatnonzero(corpus[order[at]] == texts)
@@ -246,8 +247,7 @@ def hit_table(corpus: Corpus, hits: Hits, reference_sets: ArtifactRef) -> pa.Tab
 
 def is_among(doc_ids: npt.NDArray[np.uint8], wanted: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """Which documents are among the wanted ones: uint8[n, 32], uint8[m, 32] -> bool[n]."""
-    rows, others = (np.ascontiguousarray(ids).view("V32").ravel() for ids in (doc_ids, wanted))
-    return np.isin(rows, others)
+    return np.isin(whole_rows(doc_ids), whole_rows(wanted))
 
 
 def some_of_each_set(hits: pa.Table, num_hits: int) -> list[dict[str, Any]]:

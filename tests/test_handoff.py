@@ -4,8 +4,10 @@ import json
 import sys
 
 import pytest
+import small_corpus
 from tiny_artifacts import address_docs, make_package, make_plan, make_token_shards, tiny_fingerprint
 
+from resources.tokenizer import train_tokenizer
 from training_io.errors import FormatError
 from training_io.handoff import read_package, self_test
 from training_io.verification import verify
@@ -28,6 +30,18 @@ def rewritten(package, change):
 def test_a_whole_package_passes(package):
     assert self_test(package[0]) == []
     assert verify(package[0]).violations == []
+
+
+@pytest.mark.parametrize(("long_documents", "rule"), [("cut", "cut into segments"), ("divert", "in no plan")])
+def test_a_package_says_what_became_of_long_documents_and_no_path_of_this_machine(tmp_path, long_documents, rule):
+    folder = small_corpus.write_corpus(tmp_path)
+    (folder / "other.json").write_bytes(train_tokenizer([small_corpus.HELD_OUT], 300))
+    candidate = {"name": "other", "path": "other.json", "eos": "<|endoftext|>"}
+    changes = {"tokenizer_report": {"candidates": [candidate]}, "packs.long_documents": long_documents}
+    package = small_corpus.build(small_corpus.write_recipe(folder, changes), folder / "home").folder("handoff_package")
+    assert rule in read_package(package)["sequence_rules"]["long_documents"]
+    for name in ("package.json", "manifest.json"):
+        assert str(tmp_path) not in (package / name).read_text()
 
 
 def swap_ids(description):

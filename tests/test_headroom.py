@@ -74,6 +74,15 @@ def test_packs_are_counted_as_the_sampler_serves_them(plan, steps):
         assert headroom.needed == read
 
 
+def test_documents_that_a_plan_diverts_are_no_part_of_a_pass(plan):
+    diverting = tiny_artifacts.make_plan(plan.shards.path.parents[2], plan.shards.path, long_documents="divert")
+    diverted = load_plan(diverting)
+    assert diverted.num_targets < plan.num_targets
+    for passes in (1, 3):
+        headroom = headroom_of_packs(diverted, passes * diverted.num_steps)
+        assert (headroom.available, headroom.passes) == (diverted.num_targets, passes)
+
+
 @pytest.mark.parametrize(("B", "T", "accumulation"), [(2, 6, 3), (1, 8, 2), (3, 5, 1)])
 def test_windows_repeat_when_their_index_wraps(plan, B, T, accumulation):
     loader = WindowLoader([plan.shards.path / name for name in plan.index.shard_files], B, T)

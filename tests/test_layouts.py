@@ -19,10 +19,10 @@ TEXT_LENGTHS = [5, 30, 0, 9, 14, 3, 22, 8, 8, 2, 17, 40, 6, 1, 1]
 MAX_SEQ_LEN, CAPACITY = 8, 16
 
 
-def plans_of(root, strategy, capacity=CAPACITY):
+def plans_of(root, strategy, capacity=CAPACITY, **more):
     docs = {"train": tiny_artifacts.address_docs(TEXT_LENGTHS), "validation": tiny_artifacts.address_docs([7, 12, 9])}
     shards = tiny_artifacts.make_token_shards(root, docs)
-    options = {"strategy": strategy, "max_seq_len": MAX_SEQ_LEN, "capacity": capacity, "buffer": 4}
+    options = {"strategy": strategy, "max_seq_len": MAX_SEQ_LEN, "capacity": capacity, "buffer": 4, **more}
     artifact = tiny_artifacts.make_plan(root, shards, splits=("train", "validation"), **options)
     return [load_plan(artifact, split) for split in ("train", "validation")]
 
@@ -59,6 +59,17 @@ def test_the_plans_own_row_is_the_plan(stats):
     assert row["varlen_pairs"] == sum(sum(range(1, length + 1)) for pack in packs for length in pack)
     assert row["documents"] == sum(length > 0 for length in TEXT_LENGTHS)
     assert row["documents_cut"] == sum(length > MAX_SEQ_LEN for length in TEXT_LENGTHS)
+
+
+def test_documents_that_the_plan_diverts_are_in_no_layout(tmp_path):
+    _, tables = written(tmp_path, plans_of(tmp_path, "oldest_first", long_documents="divert"))
+    planned = [length for length in TEXT_LENGTHS if length <= MAX_SEQ_LEN]
+    assert len(planned) < len(TEXT_LENGTHS)
+    for row in tables["layouts"]:
+        if row["layout"] != "concatenated":
+            assert (row["tokens"], row["documents"]) == (sum(planned), sum(length > 0 for length in planned)), row
+    concatenated = next(row for row in tables["layouts"] if row["layout"] == "concatenated")
+    assert concatenated["tokens"] + concatenated["tokens_left_out"] == sum(planned) + len(planned)
 
 
 def test_every_layout_and_row_length_is_there(stats):
