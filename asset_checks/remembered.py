@@ -19,12 +19,16 @@ from training_io.hashing import identity_of, sha256_file
 VERDICTS_FOLDER = "_verdicts"
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("asset_checks", "pipeline_assets", "resources", "training_io")
-LIBRARIES = ("numba", "numpy", "pyarrow", "scipy", "tokenizers", "torch")
+LIBRARIES = ("numba", "numpy", "pyarrow", "scipy", "tokenizers")
+TRAINED = "varlen_training_run"  # what alone needs torch
 
 
 def basis_of(lineage: Mapping[str, str], recipe: Mapping[str, Any]) -> str:
-    """What a verdict rests on: digests of all that was judged and what it came from, recipe, code, kind of machine."""
-    return identity_of({"lineage": dict(lineage), "recipe": dict(recipe), "code": CODE, "has_gpu": may_have_gpu()})
+    """What a verdict rests on: digests of all that was judged and what it came from, recipe, code; torch, where used."""
+    basis = {"lineage": dict(lineage), "recipe": dict(recipe), "code": CODE}
+    if TRAINED in lineage:
+        basis |= {"torch": _version("torch"), "has_gpu": may_have_gpu()}
+    return identity_of(basis)
 
 
 def recall(path: Path, basis: str) -> dict[str, Any] | None:

@@ -335,11 +335,13 @@ def every_pool_is_in_every_split(stage: Stage, split_documents: ArtifactRef) -> 
         found.update(zip(table.column("pool").to_pylist(), table.column("split").to_pylist(), strict=True))
     pools = sorted({pool for pool, split in found if split == SPLITS[0]})
     wanted = [name for name in stage.recipe.splits.names if name != SPLITS[0] and _is_asked_for(stage, name)]
-    violations = [
+    empty = [split for split in wanted if not any(found[pool, split] for pool in pools)]
+    violations = [f"{split} holds no document of any pool: nothing would be measured there" for split in empty]
+    violations += [
         f"pool {pool}: no document is in {split}, {found[pool, SPLITS[0]]:,} are in {SPLITS[0]}"
         for pool in pools
         for split in wanted
-        if not found[pool, split]
+        if not found[pool, split] and split not in empty
     ]
     return verdict_of("documents of every pool in every split", violations, f"{len(pools):,} pools")
 

@@ -19,6 +19,7 @@ from training_io.errors import CorpusmillError, StateMismatch
 from training_io.hashing import identity_of
 
 REFERENCES_FOLDER = "_references"
+MAX_DIFFERING, MAX_SHOWN = 8, 80  # of two recipes' values in a refusal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +79,29 @@ def _refuse_other_parameters(asset: str, wanted: dict[str, Any], found: dict[str
     if wanted == found:
         return
     differing = [
-        f"{owner}.{key}: this recipe says {wanted[owner].get(key)!r}, it was built with {found[owner].get(key)!r}"
-        for owner in sorted(wanted.keys() & found.keys())
-        for key in sorted(wanted[owner].keys() | found[owner].keys())
-        if wanted[owner].get(key) != found[owner].get(key)
+        f"{key}: this recipe says {_short(here)}, it was built with {_short(there)}"
+        for key, here, there in _differing(wanted, found)
     ]
+    more = f"; and {len(differing) - MAX_DIFFERING} more" if len(differing) > MAX_DIFFERING else ""
     raise StateMismatch(
-        f"{asset}: expected an artifact of this recipe, found one of another: {'; '.join(differing)}."
-        f" Materialize {asset} with this recipe, or go back to the other one."
+        f"{asset}: expected an artifact of this recipe, found one of another:"
+        f" {'; '.join(differing[:MAX_DIFFERING])}{more}. Set CORPUSMILL_RECIPE to the recipe that it was built with, or"
+        f" materialize {asset} with this one."
     )
+
+
+def _differing(wanted: Any, found: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted key and both values of every leaf that is not the same."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for name in sorted(wanted.keys() | found.keys()):
+            yield from _differing(wanted.get(name), found.get(name), f"{key}.{name}" if key else name)
+    elif wanted != found:
+        yield key, wanted, found
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "…"
 
 
 def run_ids_of(run: dg.DagsterRun) -> tuple[str, ...]:

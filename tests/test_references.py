@@ -72,13 +72,16 @@ def test_another_recipes_artifact_is_refused_with_both_values(tmp_path, run_ids)
         other.resolve("packing_plan", run_ids)
     message = str(caught.value)
     assert message.startswith("packing_plan: expected an artifact of this recipe, found one of another: ")
-    for key in ("lsh_clusters.dedup", "minhash_signatures.dedup", "reference_sets.seed", "packing_plan.seed"):
-        assert f"{key}: this recipe says" in message
-    assert "this recipe says 1, it was built with 1337" in message
-    assert "'num_bands': 7" in message
-    assert "'num_bands': 14" in message
+    for key in ("lsh_clusters.dedup.num_bands", "minhash_signatures.dedup.num_bands"):
+        assert f"{key}: this recipe says 7, it was built with 14" in message
+    for key in ("lsh_clusters.seed", "packing_plan.seed"):
+        assert f"{key}: this recipe says 1, it was built with 1337" in message
+    assert "rows_per_band" in message
+    assert "ngram" not in message, "a value that is the same is not told"
     assert "training" not in message
-    assert message.endswith("Materialize packing_plan with this recipe, or go back to the other one.")
+    assert message.endswith(
+        "Set CORPUSMILL_RECIPE to the recipe that it was built with, or materialize packing_plan with this one."
+    )
 
 
 def test_without_any_artifact_it_says_what_to_materialize(tmp_path):
