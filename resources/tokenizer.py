@@ -8,7 +8,9 @@ tokenizer that was loaded and saved again has the same one, another with two ids
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,6 +27,8 @@ DEFAULT_EOS = "<|endoftext|>"
 NUM_BYTES = 256
 FILE_NAME = "tokenizer.json"
 MAX_FILE_BYTES = 1 << 28  # the largest in use are some 35 MB
+MAX_QUOTED = 200
+UNUSUAL = "a 1 é 語 \U0010fffd"  # text that a small vocabulary does not have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +68,8 @@ class Tokenizer:
 def load_tokenizer(path: str | Path, eos: str = DEFAULT_EOS) -> Tokenizer:
     """Read a tokenizer.json or tokenizer.json.gz.
 
-    SourceError for a missing file, FormatError for a broken one, RecipeError where the EOS is not in it or where
-    literal EOS text would become a real EOS.
+    SourceError for a missing file, FormatError for a broken one, one that gives two words the same id or one that
+    cannot encode text, RecipeError where the EOS is not in it or where literal EOS text would become a real EOS.
     """
     path = Path(path)
     library = _parse(_read(path), str(path))
@@ -73,13 +77,17 @@ def load_tokenizer(path: str | Path, eos: str = DEFAULT_EOS) -> Tokenizer:
     library.no_padding()
     library.encode_special_tokens = True
     vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=True)
+    _require_distinct_ids(vocabulary, path)
     if eos not in vocabulary:
         raise RecipeError(
             f"{path}: expected the EOS token {eos!r} in the vocabulary of {len(vocabulary):,}, found it absent,"
             f" near names: {', '.join(_near_names(eos, library)) or 'none'}. Name the tokenizer's EOS in the recipe."
         )
     eos_id = vocabulary[eos]
-    if eos_id in library.encode(eos, add_special_tokens=False).ids:
+    with _naming(str(path), "a tokenizer that encodes any text", "Give its model an unknown token, or name another."):
+        library.encode(UNUSUAL, add_special_tokens=False)
+        spelled_out = library.encode(eos, add_special_tokens=False).ids
+    if eos_id in spelled_out:
         raise RecipeError(
             f"{path}: expected the text {eos!r} to be spelled out, found it encoded as the EOS id {eos_id:,}."
             ' Mark the added token as "special" in the file, or name another EOS.'
@@ -146,10 +154,38 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(content: bytes, where: str) -> tokenizers.Tokenizer:
-    try:  # the library raises bare Exception, whatever is wrong with a file
+    with _naming(where, "a tokenizer.json", "Fetch the file again."):
         return tokenizers.Tokenizer.from_str(content.decode())
-    except Exception as error:
-        raise FormatError(f"{where}: expected a tokenizer.json, found {error}. Fetch the file again.") from error
+
+
+@contextmanager
+def _naming(where: str, expected: str, advice: str) -> Iterator[None]:
+    """Whatever the library has against a file as a FormatError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # it raises bare Exception, and its panics are not even that
+        raise FormatError(f"{where}: expected {expected}, found {_quoted(str(error))}. {advice}") from error
+
+
+def _quoted(text: str) -> str:
+    return repr(text)[:MAX_QUOTED]
+
+
+def _require_distinct_ids(vocabulary: Mapping[str, int], path: Path) -> None:
+    """The library keeps one word of an id when it writes, not always the same one."""
+    if len({*vocabulary.values()}) == len(vocabulary):
+        return
+    words_of: defaultdict[int, list[str]] = defaultdict(list)
+    for word, number in vocabulary.items():
+        words_of[number].append(word)
+    number = min(number for number, words in words_of.items() if len(words) > 1)
+    one, other, *_ = sorted(words_of[number])
+    raise FormatError(
+        f"{path}: expected one word for each id, found id {number:,} of both {_quoted(one)} and {_quoted(other)}."
+        " Give one of them another id."
+    )
 
 
 def _fingerprint(library: tokenizers.Tokenizer) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import small_corpus
 from loopback import answer, serving
+from tokenizers import AddedToken, Tokenizer, models
 
 from resources.artifact_store import ArtifactRef
 from resources.tokenizer import load_tokenizer, train_tokenizer
@@ -134,6 +135,77 @@ def test_a_broken_file_is_named(content, tmp_path):
     path = tmp_path / "broken.json"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"broken\.json: expected a tokenizer\.json"):
+        load_tokenizer(path)
+
+
+def test_two_words_of_one_id_are_refused(path):
+    def double(form):
+        vocabulary = form["model"]["vocab"]
+        vocabulary["\x1b[2J"] = vocabulary["z" * 500] = vocabulary["a"]
+        vocabulary["another"] = vocabulary["b"]
+
+    words = r"id 65 of both '\\x1b\[2J' and 'a'\. Give one"
+    messages = set()
+    for _ in range(3):
+        with pytest.raises(FormatError, match=rf"other\.json: expected one word for each id, found {words}") as refused:
+            load_tokenizer(changed(path, double))
+        messages.add(str(refused.value))
+    (message,) = messages
+    assert message.isprintable()
+
+
+def test_an_added_token_that_gets_the_id_of_a_word_is_refused(path):
+    """The library numbers added tokens from the number of words on."""
+
+    def leave_a_gap(form):
+        form["model"]["vocab"]["zzz"] = len(form["model"]["vocab"]) + 1
+        form["added_tokens"] += [{**form["added_tokens"][0], "content": f"<{name}>", "id": 600} for name in "abc"]
+
+    with pytest.raises(FormatError, match=r"found id 401 of both '<.>' and 'zzz'"):
+        load_tokenizer(changed(path, leave_a_gap))
+
+
+def test_a_file_that_the_library_panics_at_is_named(path):
+    def prefix(form):
+        form["model"]["continuing_subword_prefix"] = "#" * 40
+
+    with pytest.raises(FormatError, match=r"other\.json: expected a tokenizer\.json, found '[^\n]{1,200}\. Fetch"):
+        load_tokenizer(changed(path, prefix))
+
+
+WITHOUT_UNKNOWN = {
+    "WordLevel": models.WordLevel({"ba": 0, "ne": 1}),
+    "Unigram": models.Unigram([("a", -1.0), ("b", -2.0)], None, False),
+}
+
+
+@pytest.mark.parametrize("model", WITHOUT_UNKNOWN)
+@pytest.mark.parametrize("eos", ["ba", "a", EOS])
+def test_a_tokenizer_that_does_not_encode_any_text_is_refused(model, eos, tmp_path):
+    library = Tokenizer(WITHOUT_UNKNOWN[model])
+    library.add_special_tokens([AddedToken(eos, special=True, normalized=False)])
+    library.save(str(tmp_path / "limited.json"))
+    with pytest.raises(
+        FormatError, match=r"limited\.json: expected a tokenizer that encodes any text, found '[^\n]+\."
+    ):
+        load_tokenizer(tmp_path / "limited.json", eos=eos)
+
+
+def test_a_template_that_the_library_panics_at_is_named(path):
+    def second_of_a_pair(form):
+        second = {"Sequence": {"id": "B", "type_id": 0}}
+        form["post_processor"] = {"type": "TemplateProcessing", "single": [second], "pair": [], "special_tokens": {}}
+
+    with pytest.raises(FormatError, match=r"other\.json: expected a tokenizer"):
+        load_tokenizer(changed(path, second_of_a_pair))
+
+
+def test_an_interrupt_is_no_fault_of_the_file(path, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tokenizers.Tokenizer.from_str", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         load_tokenizer(path)
 
 

@@ -21,8 +21,9 @@ from pipeline_assets.transforms import byte_pairs, word_cache, word_classes, wor
 from pipeline_assets.transforms.byte_pairs import MAX_WORD_BYTES, MIN_WINDOW_BYTES, merged, read_merges
 from pipeline_assets.transforms.encode import encode_by_library, encode_documents
 from pipeline_assets.transforms.word_cache import encode_by_words, encoder_for
+from pipeline_assets.transforms.word_kernels import MAX_PROBES
 from pipeline_assets.transforms.word_patterns import SPLIT_PATTERNS
-from pipeline_assets.transforms.word_tables import INLINE_BYTES, new_table
+from pipeline_assets.transforms.word_tables import INLINE_BYTES, WordTable, enlarged, first_table, new_table
 from resources.tokenizer import load_tokenizer, train_tokenizer
 
 EOS = "<|endoftext|>"
@@ -505,6 +506,95 @@ def test_no_hash_stands_for_a_word():
     assert sorted(filled[:, 2].tolist()) == [7, 9]
 
 
+NUM_SLOTS = 1 << 12
+
+
+def first_slots(words: Sequence[str], num_slots: int) -> np.ndarray:
+    """Where the lookup of words of eight bytes begins."""
+    spread, length = 0x9E3779B97F4A7C15, 8 << 56
+    keys = np.frombuffer("".join(words).encode(), dtype="<u8")
+    mixed = (keys ^ np.uint64(length * spread % (1 << 64))) * np.uint64(spread)
+    return (mixed ^ mixed >> np.uint64(32)) & np.uint64(num_slots - 1)
+
+
+@pytest.fixture(scope="module")
+def chosen_words() -> list[str]:
+    """Words whose lookup begins in the same eight slots of a table of NUM_SLOTS, in any order."""
+    letters = np.random.default_rng(1).integers(97, 123, (400_000, 8), dtype=np.uint8)
+    words = [row.tobytes().decode() for row in np.unique(letters, axis=0)]
+    return [word for word, at in zip(words, first_slots(words, NUM_SLOTS).tolist(), strict=True) if at < 8]
+
+
+def place_of(table: WordTable, word: str) -> int | None:
+    """How many slots behind its first one a word of eight bytes is, None where it is in none."""
+    (key,) = np.frombuffer(word.encode(), dtype="<u8")
+    at = np.flatnonzero((table.slots[:, 0] == key) & (table.slots[:, 1] == np.uint64(8 << 56)))
+    assert len(at) <= 1
+    num_slots = len(table.slots)
+    return int(at[0] - first_slots([word], num_slots)[0]) % num_slots if len(at) else None
+
+
+def test_chosen_words_take_a_bounded_part_of_the_table_and_leave_it_to_others(chosen_words, monkeypatch):
+    monkeypatch.setattr(word_tables, "MIN_SLOTS", NUM_SLOTS)
+    tokenizer = Given(train(GPT2))
+    encoder = replace(encoder_for(tokenizer)[0], tables=[])
+    texts = ["\n".join(chosen_words), "\n".join(chosen_words[::-1])]
+    ids, _ = encode_by_words(encoder, tokenizer, pa.array(texts))
+    assert ids.tolist() == flat_ids(tokenizer, texts)
+    (table,) = encoder.tables
+    places = [place for word in chosen_words if (place := place_of(table, word)) is not None]
+    assert max(places) == MAX_PROBES - 1
+    assert MAX_PROBES <= len(places) < MAX_PROBES + 8 < len(chosen_words) // 4
+    assert (len(table.slots), table.used[3]) == (NUM_SLOTS, 0)
+    assert (table.slots[:, 1] != 0).sum() == table.used[0]
+
+    num_words, honest = int(table.used[0]), [f"honest {number}" for number in range(500)]
+    assert encode_by_words(encoder, tokenizer, pa.array(honest))[0].tolist() == flat_ids(tokenizer, honest)
+    assert 0.9 * 501 < encoder.tables[0].used[0] - num_words <= 501
+
+
+@pytest.mark.parametrize("num_before", [0, 1, MAX_PROBES - 1, MAX_PROBES, MAX_PROBES + 1])
+def test_a_lookup_ends_after_so_many_slots(num_before):
+    """A word is put there by hand with an id that merges do not give: what is found is that id, or its own ids."""
+    tokenizer = Given(train(GPT2))
+    encoder = replace(encoder_for(tokenizer)[0], tables=[])
+    word, (own, _) = "qzqzjxkw", library_ids(tokenizer, ["qzqzjxkw", ""])
+    table = new_table(NUM_SLOTS)
+    (first,) = first_slots([word], NUM_SLOTS).tolist()
+    run = np.arange(first, first + num_before) % NUM_SLOTS
+    table.slots[run] = [1, 1 << 56, 0, 1]  # other words
+    (key,) = np.frombuffer(word.encode(), dtype="<u8").tolist()
+    table.slots[(first + num_before) % NUM_SLOTS] = [key, 8 << 56, 300, 1]
+    before = table.slots.copy()
+    encoder.tables.append(table)
+    ids, _ = encode_by_words(encoder, tokenizer, pa.array([word]))
+    assert ids.tolist() == ([300, 0] if num_before < MAX_PROBES else own)
+    assert (table.slots == before).all()
+
+
+def test_a_larger_table_has_the_words_from_the_start_and_no_word_beyond_a_lookup(chosen_words):
+    """Three small tables of chosen words become one in which their lookups begin together."""
+    whole_words = {word.encode(): 700 + number for number, word in enumerate(chosen_words[:5])}
+    whole_words |= {b"a whole word of many bytes": 800, b"another one of many bytes": 801}
+    old = first_table(whole_words, NUM_SLOTS)
+    others = chosen_words[5 : 5 + MAX_PROBES + 20]
+    scattered = np.arange(1000, 1000 + len(others))
+    for slot, word in zip(scattered, others, strict=True):  # as they may lie in a table of another size
+        (key,) = np.frombuffer(word.encode(), dtype="<u8").tolist()
+        old.slots[slot] = [key, 8 << 56, 7, 1]
+    old.used[0] += len(others)
+    larger = enlarged(old, whole_words, NUM_SLOTS)
+    assert all(place_of(larger, word) is not None for word in chosen_words[:5])
+    places = [place_of(larger, word) for word in others]
+    assert None in places
+    assert max(place for place in places if place is not None) == MAX_PROBES - 1
+    assert (larger.slots[:, 1] != 0).sum() == larger.used[0] < old.used[0]
+    num_bytes = old.used[1]
+    assert larger.used[1] == num_bytes == len(b"a whole word of many bytes" + b"another one of many bytes")
+    assert (larger.long_bytes[:num_bytes] == old.long_bytes[:num_bytes]).all()
+    assert {800, 801} <= {*larger.slots[:, 2].tolist()}
+
+
 def test_threads_share_an_encoder(tokenizer):
     encoder = replace(encoder_for(tokenizer)[0], tables=[])
     texts = [
@@ -552,6 +642,28 @@ def refused(change) -> Tokenizer:
 
 def without_a_byte(library):
     library.model = models.BPE(vocab={"a": 0, "b": 1}, merges=[])
+
+
+def with_template(single: str):
+    template = processors.TemplateProcessing(single=single, special_tokens=[(EOS, 0), ("a", 5)])
+
+    def change(library):
+        library.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+
+    return change
+
+
+def with_long_whole_words(library):
+    """More bytes of them than a new table has room for."""
+    words = [f"{number:05}{'xy' * 50}" for number in range(6000)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    vocabulary = {word: number for number, word in enumerate([*alphabet, *words])}
+    library.model = models.BPE(vocab=vocabulary, merges=[], ignore_merges=True)
+
+
+def with_many_added(library):
+    """Each place of a text of their common beginning would be compared with all of them."""
+    library.add_tokens([AddedToken(f"<extra_{number:03}>", normalized=False) for number in range(100)])
 
 
 def byte_level(use_regex: bool, trim_offsets: bool) -> pre_tokenizers.PreTokenizer:
@@ -624,6 +736,10 @@ REFUSED = {
     '"Whitespace"': lambda library: setattr(library, "pre_tokenizer", pre_tokenizers.Whitespace()),
     "w+": lambda library: setattr(library, "pre_tokenizer", split_by(r"\w+")),
     "post-processor": lambda library: setattr(library, "post_processor", processors.BertProcessing(("a", 1), ("b", 2))),
+    "more than add special tokens": with_template("$A $A"),
+    "special tokens: Sequence": with_template("a"),
+    "6,000 words that are not what their merges give do not fit": with_long_whole_words,
+    "ordinary added tokens are 1,100 bytes": with_many_added,
     "not BPE": lambda library: setattr(library, "model", models.WordLevel({"a": 0}, unk_token="a")),
     "unk_token": lambda library: setattr(library, "model", models.BPE({"a": 0}, [], unk_token="a")),
     "dropout": lambda library: setattr(library.model, "dropout", 0.5),
@@ -636,6 +752,21 @@ def test_what_is_not_known_is_left_to_the_library(reason):
     encoder, found = encoder_for(Given(refused(REFUSED[reason])))
     assert encoder is None
     assert reason in found
+
+
+@pytest.mark.parametrize("single", ["$A", "$A:1", f"{EOS} $A a", f"$0 {EOS}"])
+def test_templates_that_only_add_special_tokens_are_known(single):
+    assert_same(Given(refused(with_template(single))), FRAGMENTS)
+
+
+@pytest.mark.parametrize("change", [with_template("$A $A"), with_template("a"), with_many_added])
+def test_what_is_left_to_the_library_has_its_ids(change, tmp_path):
+    library = refused(change)
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    texts = ["hello <extra_001> world", "<extra_"]
+    ids, _ = encode_documents(tokenizer, pa.array(texts))
+    assert ids.tolist() == flat_ids(Given(tokenizer.library, tokenizer.eos_id), texts)
 
 
 def test_added_tokens_in_normalized_text_are_left_to_the_library():

@@ -45,12 +45,14 @@ from pipeline_assets.transforms.word_tables import (
     WordTable,
     enlarged,
     first_table,
+    fit_every_table,
 )
 from training_io.errors import InvariantBroken
 
 MAX_WHOLE_WORDS = 1 << 14  # that a new table holds from the start
 BLOCK_BYTES = 1 << 20
 NUM_PROBES = 512
+MAX_ADDED_BYTES = 1 << 10  # of all ordinary added tokens: each byte of a text may be compared with so many
 
 PLAIN_BPE: Mapping[str, Any] = {
     "type": "BPE",
@@ -60,7 +62,6 @@ PLAIN_BPE: Mapping[str, Any] = {
     "end_of_word_suffix": None,
     "byte_fallback": False,
 }
-HARMLESS_POST_PROCESSORS = {"ByteLevel", "TemplateProcessing"}  # they add only special tokens, and none are asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +188,7 @@ def _encode_block(
         if stopped_by == word_kernels.NOT_UTF8:
             _refuse_invalid(block, int(progress[0]))
         elif stopped_by == word_kernels.NO_ROOM:
-            table = enlarged(table, encoder.max_slots)
+            table = enlarged(table, encoder.whole_words, encoder.max_slots)
         else:
             ask_classes(tokenizer.library.pre_tokenizer, encoder.classes, encoder.pattern, stopped_by)
     num_ids, num_holes = progress[2:].tolist()
@@ -316,13 +317,18 @@ def _make_encoder(library: Any, settings: _Settings) -> tuple[WordEncoder | None
         return None, f"{len(whole_words):,} of its words are not what their merges give"
     if any(len(word) > MAX_WORD_BYTES for word in whole_words):
         return None, f"a word of more than {MAX_WORD_BYTES} bytes is not what its merges give"
+    if not fit_every_table(whole_words):
+        return None, f"its {len(whole_words):,} words that are not what their merges give do not fit into a table"
+    added = [content.encode() for _, content, is_special, _ in settings.added if not is_special]
+    if sum(map(len, added)) > MAX_ADDED_BYTES:
+        return None, f"its ordinary added tokens are {sum(map(len, added)):,} bytes, more than {MAX_ADDED_BYTES:,}"
     if not _agrees(library, merges, whole_words, [*words]):
         return None, "a sample of its words came out otherwise"
     encoder = WordEncoder(
         pattern=pattern,
         classes=class_table(pattern),
         merges=merges,
-        added=[content.encode() for _, content, is_special, _ in settings.added if not is_special],
+        added=added,
         is_normalizing=settings.normalizer is not None,
         whole_words=whole_words,
     )
@@ -342,7 +348,7 @@ def _why_not(settings: _Settings, pattern: WordPattern | None) -> str:
     if normalizer not in (None, {"type": "NFC"}):
         return f"its normalizer is not NFC: {normalizer}"
     if not _is_harmless(post_processor):
-        return f"its post-processor is not one of the known ones: {post_processor.get('type')}"
+        return f"its post-processor may do more than add special tokens: {post_processor['type']}"
     if settings.model[0] != "BPE":
         return f"its model is not BPE: {settings.model[0]}"
     if normalizer and any(is_normalized and not is_special for _, _, is_special, is_normalized in settings.added):
@@ -355,7 +361,11 @@ def _is_harmless(post_processor: Mapping[str, Any] | None) -> bool:
         return True
     if post_processor["type"] == "Sequence":
         return all(map(_is_harmless, post_processor["processors"]))
-    return post_processor["type"] in HARMLESS_POST_PROCESSORS
+    if post_processor["type"] == "TemplateProcessing":
+        # Special tokens are not asked for; the text could be left out, or be there twice.
+        texts = [piece["Sequence"]["id"] for piece in post_processor["single"] if "Sequence" in piece]
+        return texts == ["A"]
+    return bool(post_processor["type"] == "ByteLevel")
 
 
 def _agrees(library: Any, merges: Merges, whole_words: Mapping[bytes, int], words: Sequence[bytes]) -> bool:

@@ -63,6 +63,10 @@ NOT_UTF8, NO_ROOM, ALL_DONE = -1, -2, -3  # in place of a code point whose class
 MIN_BYTES_A_WINDOW = 8  # of a long word, for each window tried
 MISFITS_BEFORE_GROWING = 4
 
+# Slots that a lookup in the table of words reads at most: words can be chosen to fall together. Of other words hardly
+# one needs so many in a table that is half full.
+MAX_PROBES = 64
+
 READ_PAIRS = nb.types.Array(nb.uint64, 2, "C", readonly=True)
 READ_BOOL = nb.types.Array(nb.boolean, 1, "C", readonly=True)
 
@@ -534,8 +538,12 @@ def _same_bytes(data, start, size, long_bytes, place):  # type: ignore[no-untype
 
 @nb.njit
 def _find(data, start, size, key, second, slots, mask, long_bytes):  # type: ignore[no-untyped-def]
-    """(slot of a word, whether it is there); the slot is empty where it is not. Bytes are compared, never a hash."""
+    """(slot of a word, whether it is there). Bytes are compared, never a hash.
+
+    The slot is empty where the word is not there, or taken by another where it is not within MAX_PROBES.
+    """
     at = _first_slot(key, second, mask)
+    behind = (at + np.uint64(MAX_PROBES)) & mask
     found = eight_at(slots, at * SLOT_SIZE + EIGHT)
     while found != EMPTY:
         if eight_at(slots, at * SLOT_SIZE) == key:
@@ -544,14 +552,19 @@ def _find(data, start, size, key, second, slots, mask, long_bytes):  # type: ign
                     return at, True
             elif found >> BITS_40 == second >> BITS_40 and _same_bytes(data, start, size, long_bytes, found & PLACE):
                 return at, True
-        at = (at + ONE) & mask
+        following = (at + ONE) & mask
+        if following == behind:
+            break
+        at = following
         found = eight_at(slots, at * SLOT_SIZE + EIGHT)
     return at, False
 
 
 @nb.njit
 def _insert(start, size, key, second, ids, num_ids, at, data, slots, long_bytes, long_ids, used):  # type: ignore[no-untyped-def]
-    """Keep a word and its ids in an empty slot; `used[3]` is raised where there is no room."""
+    """Keep a word and its ids in a slot if that is empty; `used[3]` is raised where there is no room."""
+    if slots[at, 1] != EMPTY:
+        return
     is_long, is_many = size > INLINE_BYTES, num_ids > INLINE_IDS
     if (
         used[0] * 2 >= len(slots)
@@ -592,19 +605,26 @@ def insert_words(data, offsets, ids, slots, long_bytes, long_ids, used):  # type
             _insert(start, size, key, second, ids[word : word + 1], 1, at, data, slots, long_bytes, long_ids, used)
 
 
-@nb.njit(nb.void(nb.uint64[:, ::1], nb.uint64[:, ::1]), nogil=True, cache=True)
+@nb.njit(nb.int64(nb.uint64[:, ::1], nb.uint64[:, ::1]), nogil=True, cache=True)
 def move_slots(old, slots):  # type: ignore[no-untyped-def]
-    mask = np.uint64(len(slots) - 1)
+    """How many were moved: not those already there, nor those that no lookup would find."""
+    mask, num_moved = np.uint64(len(slots) - 1), 0
     for number in range(len(old)):
         if old[number, 1] != EMPTY:
             second = old[number, 1]
             if second >> BITS_56 == LONG:
                 second = second >> BITS_40 << BITS_40
             at = _first_slot(old[number, 0], second, mask)
-            while slots[at, 1] != EMPTY:
+            for _ in range(MAX_PROBES):
+                if slots[at, 0] == old[number, 0] and slots[at, 1] == old[number, 1]:
+                    break
+                if slots[at, 1] == EMPTY:
+                    for part in range(4):
+                        slots[at, part] = old[number, part]
+                    num_moved += 1
+                    break
                 at = (at + ONE) & mask
-            for part in range(4):
-                slots[at, part] = old[number, part]
+    return num_moved
 
 
 @nb.njit

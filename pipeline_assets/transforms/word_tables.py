@@ -1,7 +1,7 @@
 """The table of words seen: words in, their ids out, in a bounded room.
 
 Open addressing; the kernels read and write it. It grows by four when it has refused a word, up to a limit; after that
-new words are merged every time.
+new words are merged every time. So are words with too many others in their way, which web text may hold on purpose.
 """
 
 from collections.abc import Mapping
@@ -52,25 +52,42 @@ def new_table(num_slots: int) -> WordTable:
 
 
 def first_table(whole_words: Mapping[bytes, int], max_slots: int) -> WordTable:
-    """A small table with the words that are there from the start."""
+    """A small table with the words that are there from the start, all of which must fit."""
+    table = _table_of(whole_words, min(MIN_SLOTS, max_slots))
+    assert table.used[0] == len(whole_words), table.used
+    return table
+
+
+def fit_every_table(whole_words: Mapping[bytes, int]) -> bool:
+    """Whether the words that are there from the start find room in a table of any size that it may have."""
+    if not whole_words:
+        return True
+    sizes = [1 << power for power in range(MIN_SLOTS.bit_length() - 1, MAX_SLOTS.bit_length())]
+    return all(_table_of(whole_words, num_slots).used[0] == len(whole_words) for num_slots in sizes)
+
+
+def _table_of(whole_words: Mapping[bytes, int], num_slots: int) -> WordTable:
     from pipeline_assets.transforms import word_kernels
 
-    table = new_table(min(MIN_SLOTS, max_slots))
+    table = new_table(num_slots)
     if whole_words:
         words = np.frombuffer(b"".join(whole_words) + bytes(PADDING), dtype=np.uint8)
         offsets = np.cumsum([0, *map(len, whole_words)], dtype=np.int64)
         word_kernels.insert_words(words, offsets, np.array([*whole_words.values()], dtype=np.uint32), *table.arrays)
-        assert table.used[0] == len(whole_words), table.used
     return table
 
 
-def enlarged(table: WordTable, max_slots: int) -> WordTable:
-    """A table four times as large, or of the most slots, with the same words."""
+def enlarged(table: WordTable, whole_words: Mapping[bytes, int], max_slots: int) -> WordTable:
+    """A table four times as large, or of the most slots, with the same words but for some with others in their way.
+
+    Those that are there from the start go first, so none of them is left out; their bytes come first in every table.
+    """
     from pipeline_assets.transforms import word_kernels
 
-    larger = new_table(min(4 * len(table.slots), max_slots))
-    word_kernels.move_slots(table.slots, larger.slots)
+    larger = _table_of(whole_words, min(4 * len(table.slots), max_slots))
+    assert larger.used[0] == len(whole_words), larger.used
+    larger.used[0] += word_kernels.move_slots(table.slots, larger.slots)
     larger.long_bytes[: table.used[1]] = table.long_bytes[: table.used[1]]
     larger.long_ids[: table.used[2]] = table.long_ids[: table.used[2]]
-    larger.used[:3] = table.used[:3]
+    larger.used[1:3] = table.used[1:3]
     return larger
