@@ -14,8 +14,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ from dagster import DagsterEventType
 from pipeline_assets.recipe import STAGES, load_recipe
 from pipeline_assets.references import PipelineResource
 from resources.artifact_store import home_folder
-from resources.execution import PROCESS_TAG, close_dead_runs, open_instance, prepare_instance, process_lock
+from resources.execution import PROCESS_TAG, close_dead_runs, open_instance, prepare_instance, process_lock, profile
 from training_io.__main__ import add_export_options, run_export
 from training_io.command_line import complain, exit_status_of, say
 from training_io.errors import CorpusmillError, RecipeError, SourceError
 
+Result = dg.ExecuteInProcessResult | dg.JobExecutionResult
+INTERRUPTED = "interrupted; run again to go on from what is done"
 TRAINING_ASSET = "varlen_training_run"
 COLUMNS = ("stage", "asset", "stripes", "rows", "tokens", "bytes", "seconds", "passed", "warned", "failed")
 
@@ -71,6 +74,7 @@ def _command(arguments: Sequence[str] | None) -> int:
     try:
         if parsed.command == "export":
             return _export(parsed)
+        load_recipe()  # a mistake in it needs no graph to be told
         home = home_folder()
         instance_folder = prepare_instance(home)
         if parsed.command == "instance":
@@ -85,18 +89,16 @@ def _command(arguments: Sequence[str] | None) -> int:
 
 
 def _run(home: Path, instance_folder: Path, without_training: bool, output: Path | None) -> int:
-    load_recipe()  # a mistake in it needs no graph to be told
     if output is not None and not output.resolve().parent.is_dir():
         raise RecipeError(f"--json: expected a file in a folder that exists, found {output}. Make the folder first.")
     os.environ["DAGSTER_HOME"] = str(instance_folder)
-    from pipeline_assets.definitions import build_definitions  # it reads the environment
 
     started = time.monotonic()
     assets = [name for name in STAGES if not (without_training and name == TRAINING_ASSET)]
-    job = build_definitions().resolve_implicit_global_asset_job_def()
+    execute = _in_this_process() if profile() == "local" else _in_processes()
     with open_instance(instance_folder) as instance, process_lock(instance_folder) as process:
         close_dead_runs(instance, instance_folder)
-        result = job.execute_in_process(
+        result = execute(
             instance=instance,
             asset_selection=[dg.AssetKey(name) for name in assets],
             raise_on_error=False,
@@ -104,7 +106,7 @@ def _run(home: Path, instance_folder: Path, without_training: bool, output: Path
             tags={PROCESS_TAG: process},
         )
         lines = _lines(result.all_events, assets)
-        reasons = list(_reasons(result.all_events))
+        reasons = list(_reasons(result.all_events)) or list(_reasons_of_the_run(result.all_events))
         warned = list(_unmet(result.all_events, dg.AssetCheckSeverity.WARN))
         check_seconds = _check_seconds(result.all_events)
     seconds = time.monotonic() - started
@@ -114,15 +116,35 @@ def _run(home: Path, instance_folder: Path, without_training: bool, output: Path
     say(_table([line for line in lines if line.folder is not None or line.failed]))
     say(f"\n{seconds:.1f} s, of which {check_seconds:.1f} s in the checks: {_counted(result)}.")
     if warned:
-        say("\nWarned:\n" + "\n".join(warned))
+        say("\nWarned:\n" + _printable_lines("\n".join(warned)))
     say(f"\nArtifacts: {home}")
     for line in lines:
         if line.folder is not None:
             say(f"  {line.asset:<20} {line.folder}")
-    say("Open the UI with `make ui`.")
+    say("Open the UI with `make ui`, or look at one of them with `python -m training_io inspect`.")
     if not result.success:
-        complain("\nFailed:\n" + "\n".join(reasons))
+        complain("\nFailed:\n" + _printable_lines("\n".join(reasons)))
     return 0 if result.success else 1
+
+
+def _in_this_process() -> Callable[..., Result]:
+    return all_assets_job().execute_in_process  # which takes no notice of the job's executor
+
+
+def _in_processes() -> Callable[..., Result]:
+    """The job by the name of what makes it, so that each step's process can make it again.
+
+    Dagster says of each process that it started, a line on standard error.
+    """
+    return partial(dg.execute_job, dg.build_reconstructable_job("pipeline_assets.__main__", all_assets_job.__name__))
+
+
+def all_assets_job() -> dg.JobDefinition:
+    """The job that materializes everything, as the environment has it."""
+    from pipeline_assets.automation import everything
+    from pipeline_assets.definitions import build_definitions  # it reads the environment
+
+    return build_definitions().resolve_job_def(everything.name)
 
 
 def _add_find(commands: Any) -> None:
@@ -156,15 +178,21 @@ def _find(parsed: argparse.Namespace) -> int:
         answer = next((answer for answer in answers if answer.is_identical), answers[0])
         text = answer.to_json(parsed.limit) if parsed.json else "\n".join(answer_lines(answer, parsed.limit))
     except (CorpusmillError, OSError) as error:
-        complain(printable(f"{type(error).__name__}: {error}"))
+        complain(_printable_lines(f"{type(error).__name__}: {error}"))
         return 2
     except Exception:  # noqa: BLE001 - Python's own exit status, 1, would say that nothing was found
-        complain("\n".join(map(printable, traceback.format_exc().splitlines())))
+        complain(_printable_lines(traceback.format_exc()))
         return 2
     if answer.note:
         complain(printable(f"Note: {answer.note}"))
     say(text)
     return 0 if answer.matches else 1
+
+
+def _printable_lines(message: str) -> str:
+    from pipeline_assets.transforms.lookup import printable
+
+    return "\n".join(map(printable, message.splitlines()))
 
 
 def _given_texts(parsed: argparse.Namespace) -> list[str]:
@@ -237,9 +265,17 @@ def _reasons(events: Sequence[dg.DagsterEvent]) -> Iterator[str]:
             described = failure.user_failure_data.description if failure.user_failure_data else None
             raised = _root_message(failure.error)
             if "DagsterExecutionInterruptedError" in raised:
-                raised = "interrupted; run again to go on from what is done"
+                raised = INTERRUPTED
             yield f"{event.step_key}: {described or raised}"
     yield from _unmet(events, dg.AssetCheckSeverity.ERROR)
+
+
+def _reasons_of_the_run(events: Sequence[dg.DagsterEvent]) -> Iterator[str]:
+    """Why a run ended in which nothing failed, as one that is interrupted between its steps' processes."""
+    for event in events:
+        if event.event_type in (DagsterEventType.RUN_FAILURE, DagsterEventType.RUN_CANCELED):
+            message = event.message or ""
+            yield f"run: {INTERRUPTED if 'was interrupted' in message else message}"
 
 
 def _root_message(error: Any) -> str:
@@ -270,7 +306,7 @@ def _check_seconds(events: Sequence[dg.DagsterEvent]) -> float:
     return sum(event.step_success_data.duration_ms for event in finished if event.step_key in checks) / 1000
 
 
-def _counted(result: dg.ExecuteInProcessResult) -> str:
+def _counted(result: Result) -> str:
     """How many verdicts this run counted, and how many stand from an earlier count of the very same bytes."""
     evaluations = result.get_asset_check_evaluations()
     here = sum(evaluation.metadata["counted_in"].value == result.run_id for evaluation in evaluations)

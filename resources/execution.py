@@ -16,7 +16,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from resources.artifact_store import locked
+from resources.artifact_store import locked, replace_file
 from training_io.errors import RecipeError
 
 PROFILE_VARIABLE = "CORPUSMILL_PROFILE"
@@ -71,15 +71,16 @@ def prepare_instance(home: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "dagster.yaml"
     if not settings.exists():
-        settings.write_text(INSTANCE_SETTINGS, encoding="utf-8")
+        replace_file(settings, INSTANCE_SETTINGS)
     return folder
 
 
 @contextlib.contextmanager
 def open_instance(instance_folder: Path) -> Iterator[dg.DagsterInstance]:
     """Dagster's instance of DAGSTER_HOME. On a new home its databases are made by one process at a time."""
-    with dg.DagsterInstance.get() as instance:
-        with locked(instance_folder):
+    with contextlib.ExitStack() as stack:
+        with locked(instance_folder):  # opening makes the first of them, using it the others
+            instance = stack.enter_context(dg.DagsterInstance.get())
             instance.get_runs_count()
             instance.event_log_storage.get_concurrency_run_ids()
             instance.all_instigator_state()

@@ -101,13 +101,16 @@ class _FailedTry(Exception):
         self.asked_seconds = asked_seconds
 
 
-class _TokenStaysAtHome(HTTPRedirectHandler):
-    """Redirects within the Hub (a renamed repository) keep the token; those to other hosts go without it."""
+class _Redirects(HTTPRedirectHandler):
+    """Within the Hub (a renamed repository) the token goes along, to other hosts not; off the web nothing goes."""
 
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> Request | None:
-        """The next request."""
+        """The next request; a redirect's own body is left unread, since the library would read all of it."""
+        if urlsplit(newurl).scheme not in ("http", "https"):
+            raise HTTPError(req.full_url, code, msg, headers, fp)
+        fp.close()
         request = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
         if request is not None and _origin(newurl) == _origin(req.full_url):
             request.unredirected_hdrs.update(req.unredirected_hdrs)
@@ -125,18 +128,21 @@ def _get_once(hub: Hub, url: str, max_bytes: int) -> bytes:
         request.add_unredirected_header("Authorization", f"Bearer {hub.token}")
     # What the library says is not quoted: it may hold the signed URL of a redirect.
     try:
-        with build_opener(_TokenStaysAtHome).open(request, timeout=hub.timeout_seconds) as response:
+        with build_opener(_Redirects).open(request, timeout=hub.timeout_seconds) as response:
+            if response.status != 200:
+                raise _failed_status(response.status, response.headers)
             content: bytes = response.read(max_bytes + 1)
             headers = response.headers
     except HTTPError as error:
-        with error:
-            raise _failed_status(error.code, error.headers) from None
+        error.close()
+        raise _failed_status(error.code, error.headers) from None
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a redirect to what is no URL
         raise _FailedTry(_fault_of_connection(error, hub.timeout_seconds), may_pass=True) from None
     if len(content) > max_bytes:
         raise _FailedTry(f"more than {max_bytes:,} bytes")
     length = headers.get("Content-Length", "an unknown number")
-    if "Transfer-Encoding" not in headers and length != str(len(content)):  # chunks are counted by the library
+    is_chunked = headers.get("Transfer-Encoding", "").lower() == "chunked"  # chunks are counted by the library
+    if not is_chunked and length != str(len(content)):
         raise _FailedTry(f"{len(content):,} bytes of {length}", may_pass=True)
     return content
 
@@ -165,5 +171,8 @@ def _seconds_until(retry_after: str) -> float:
     """`Retry-After` in seconds from now: a number of them, or a date; 0 for anything else."""
     if retry_after.isascii() and retry_after.isdecimal():
         return float(retry_after[:9])
-    date = parsedate_tz(retry_after)
-    return max(0.0, mktime_tz(date) - time.time()) if date is not None else 0.0
+    try:
+        date = parsedate_tz(retry_after)
+        return max(0.0, mktime_tz(date) - time.time()) if date is not None else 0.0
+    except (ValueError, OverflowError):  # a year that the calendar does not have
+        return 0.0

@@ -473,6 +473,6 @@ def run_command(
         cwd=cwd or ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )

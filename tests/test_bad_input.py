@@ -291,7 +291,8 @@ def test_the_command_line_refuses_a_wrong_recipe_or_home(clean: Built, tmp_path:
         (wrong, {}, "a capacity of at least max_seq_len"),
         (clean.recipe, {"CORPUSMILL_HOME": "s3://bucket/home"}, "expected a local folder, found 's3://bucket/home'"),
     ):
-        done = small_corpus.run_command(recipe, tmp_path / "home", "run", "--without-training", **more)
-        assert done.returncode == 1
-        assert "Traceback" not in done.stdout + done.stderr
-        assert any("RecipeError" in line and part in line for line in done.stderr.splitlines()[-4:]), done.stderr
+        for arguments in (("run", "--without-training"), ("instance",)):  # the UI starts with the second
+            done = small_corpus.run_command(recipe, tmp_path / "home", *arguments, **more)
+            assert done.returncode == 1
+            assert "Traceback" not in done.stdout + done.stderr
+            assert any("RecipeError" in line and part in line for line in done.stderr.splitlines()[-4:]), done.stderr

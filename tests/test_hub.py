@@ -3,6 +3,7 @@
 import email.utils
 import gc
 import http.server
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ def hang_up(handler: http.server.BaseHTTPRequestHandler) -> None:
 
 GOOD = answer(200, CONTENT)
 CUT = answer(200, CONTENT[:-1], Content_Length=str(len(CONTENT)))
+CUT_AS_IT_IS = answer(200, CONTENT[:-1], Content_Length=str(len(CONTENT)), Transfer_Encoding="identity")
 
 
 def read(server: Server, waits: list[float] | None = None, **changes: object) -> bytes:
@@ -91,7 +93,7 @@ def test_overload_and_faults_of_the_server_are_tried_again_after_longer_and_long
     assert waits == [1, 2, 4]
 
 
-@pytest.mark.parametrize("fault", [CUT, hang_up, without_length, chunked(CONTENT[:9], is_whole=False)])
+@pytest.mark.parametrize("fault", [CUT, CUT_AS_IT_IS, hang_up, without_length, chunked(CONTENT[:9], is_whole=False)])
 def test_a_body_that_may_not_be_whole_is_asked_for_again(server: Server, fault: Answer) -> None:
     server.answers[PATH] = [fault, GOOD]
     assert read(server) == CONTENT
@@ -117,6 +119,14 @@ def test_retry_after_is_waited_for_in_seconds_or_until_a_date(server: Server) ->
     assert waits[0] == 17
     assert 50 < waits[1] <= 100
     assert waits[2:] == [4, 8]
+
+
+@pytest.mark.parametrize("retry_after", ["", "-5", "Wed, 21 Oct 99999 07:28:00 GMT", "Fri, 31 Dec 999999 23:59:59 GMT"])
+def test_a_retry_after_that_cannot_be_read_asks_for_nothing(server: Server, retry_after: str) -> None:
+    waits: list[float] = []
+    server.answers[PATH] = [answer(503, Retry_After=retry_after), GOOD]
+    assert read(server, waits) == CONTENT
+    assert waits == [1]
 
 
 def test_a_longer_wait_than_ours_is_said_instead_of_waited(server: Server) -> None:
@@ -193,6 +203,7 @@ def test_a_server_that_stops_within_the_body_is_given_up(server: Server) -> None
     [
         (PATH, "HTTP 302 Found"),
         ("file:///etc/passwd?secret", "HTTP 302 Found"),
+        ("data:text/plain,secret", "HTTP 302 Found"),
         pytest.param(
             "http://[::1/blob?secret",
             "no connection that lasted (ValueError)",
@@ -207,6 +218,33 @@ def test_a_redirect_that_leads_nowhere_is_not_quoted(server: Server, location: s
     message = refused(server, num_tries=1)
     assert f"found {found} in one try" in message
     assert "secret" not in message
+
+
+def test_a_redirect_off_the_web_is_not_followed(server: Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        server.answers[PATH] = [answer(302, Location=f"ftp://127.0.0.1:{elsewhere.getsockname()[1]}/secret")]
+        assert "found HTTP 302 Found in one try" in refused(server)
+        elsewhere.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            elsewhere.accept()
+
+
+def test_the_body_of_a_redirect_is_not_read(server: Server) -> None:
+    is_over = threading.Event()
+
+    def redirect(handler: http.server.BaseHTTPRequestHandler) -> None:
+        answer(302, Location="/blob", Content_Length="1000000000")(handler)
+        is_over.wait(10)
+
+    server.answers[PATH] = [redirect]
+    server.answers["/blob"] = [GOOD]
+    assert read(server, num_tries=1, timeout_seconds=1.0) == CONTENT
+    is_over.set()
+
+
+def test_a_part_of_a_file_is_not_taken_for_the_whole(server: Server) -> None:
+    server.answers[PATH] = [answer(206, CONTENT[:9], Content_Range=f"bytes 0-8/{len(CONTENT)}")]
+    assert "found HTTP 206 Partial Content in one try" in refused(server)
 
 
 def test_nobody_listening() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -242,6 +243,7 @@ class TestSameBytes:
             recipe, tmp_path / "home", "run", "--without-training", CORPUSMILL_PROFILE="processes"
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        assert_every_step_had_its_process(tmp_path / "home")
         small_corpus.build(recipe, tmp_path / "alone")
         assert small_corpus.artifact_files(tmp_path / "home") == small_corpus.artifact_files(tmp_path / "alone")
 
@@ -252,6 +254,16 @@ class TestSameBytes:
         assert other.refs["token_shards"].outcome == "reused"
         assert other.refs["packing_plan"].identity != clean.refs["packing_plan"].identity
         assert load_plan(other.folder("packing_plan"), "train").capacity == 128
+
+
+def assert_every_step_had_its_process(home: Path) -> None:
+    """The only run of this home is a success, and no two of its steps name the same process."""
+    with dg.DagsterInstance.from_config(str(home / "dagster")) as instance:
+        (run,) = instance.get_runs()
+        records = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_SUCCESS)
+    assert run.status == dg.DagsterRunStatus.SUCCESS
+    processes = [record.get_dagster_event().pid for record in records]
+    assert len(set(processes)) == len(processes) > 1
 
 
 def assert_same_training_bytes(one: Built, other: Built) -> None:
