@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,25 @@ def test_a_run_whose_table_nobody_reads_has_written_its_report(tmp_path: Path) -
     status, _, err = run_without_a_reader(small_corpus.command("run", "--json", str(report)), **environment)
     assert (status, err) == (GONE, "")
     assert '"success": false' in report.read_text()
+
+
+def test_an_interrupted_run_in_processes_says_so_last(clean: Built, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    running = subprocess.Popen(
+        small_corpus.command("run"),
+        env=small_corpus.command_environment(clean.recipe, home, CORPUSMILL_PROFILE="processes"),
+        cwd=small_corpus.ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while running.poll() is None and not (home / "raw_row_groups").exists():
+        time.sleep(0.01)
+    os.killpg(running.pid, signal.SIGINT)  # as the terminal does it
+    _, err = running.communicate(timeout=300)
+    assert running.returncode == 1
+    assert err.rstrip().endswith("interrupted; run again to go on from what is done"), err
 
 
 def test_a_closed_stdin_is_an_error_of_find(clean: Built) -> None:
