@@ -18,8 +18,8 @@ ui: env             ## Dagster's UI and daemon on the same home, one port, loopb
 	$(BIN)/python -m pipeline_assets instance
 	$(BIN)/dagster dev --workspace workspace.yaml --host 127.0.0.1 --port $(PORT)
 
-test: env-test      ## the tests
-	$(BIN)/python -m pytest
+test: env-test      ## the tests, one process a core
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: env-test      ## lint, format, types
 	$(BIN)/ruff check .
