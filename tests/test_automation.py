@@ -19,7 +19,7 @@ from training_io.errors import SourceError
 CHANGED_FILE = Path("beta") / "b_000.parquet"
 CHANGED_ROW = 20  # neither it nor what replaces it is in the tokenizer sample
 FLOW = ("raw_row_groups", "reference_sets", "minhash_signatures", "lsh_clusters", "tokenizer", "document_tokens")
-FLOW += ("split_documents", "token_shards", "packing_plan")
+FLOW += ("tokenizer_report", "split_documents", "token_shards", "packing_plan")
 
 
 @pytest.fixture
