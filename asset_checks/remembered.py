@@ -24,7 +24,7 @@ TRAINED = "varlen_training_run"  # what alone needs torch
 
 
 def basis_of(lineage: Mapping[str, str], recipe: Mapping[str, Any]) -> str:
-    """What a verdict rests on: digests of all that was judged and what it came from, recipe, code; torch, where used."""
+    """What a verdict rests on: digests of all it judged and what that came from, recipe, code; torch, where used."""
     basis = {"lineage": dict(lineage), "recipe": dict(recipe), "code": CODE}
     if TRAINED in lineage:
         basis |= {"torch": _version("torch"), "has_gpu": may_have_gpu()}

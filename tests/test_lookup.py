@@ -304,7 +304,9 @@ def test_another_recipes_signatures_are_refused_with_both_values(clean: Built, t
     small_corpus.write_corpus(tmp_path)
     for key, built_with, value in (("seed", 1, 2), ("ngram", 5, 4), ("num_bands", 14, 16)):
         recipe = small_corpus.write_recipe(tmp_path, {f"dedup.{key}": value})
-        with pytest.raises(StateMismatch, match=rf"dedup\.{key}: this recipe says {value}, it was built with {built_with}"):
+        with pytest.raises(
+            StateMismatch, match=rf"dedup\.{key}: this recipe says {value}, it was built with {built_with}"
+        ):
             open_lookup(pipeline_of(Built(recipe=recipe, home=clean.home, refs={})))
 
 
