@@ -12,7 +12,8 @@ from training_io.batch import PackedBatch
 from training_io.manifest import load_manifest
 from training_io.plan import load_plan
 from training_io.sampler import Sampler
-from training_io.windows import WindowLoader, stream_offsets
+from training_io.segments import offsets_of
+from training_io.windows import WindowLoader
 
 if TYPE_CHECKING:
     from training_io.model import Model
@@ -75,7 +76,7 @@ def _first_batch(stage: Stage, packing_plan: ArtifactRef) -> PackedBatch:
 
     paths = [plan.shards.path / name for name in plan.index.shard_files]
     loader = WindowLoader(paths, windows.batch_size, windows.length)
-    offsets = stream_offsets(plan.index.lengths)
+    offsets = offsets_of(plan.index.lengths)
     source = WindowSource(loader, "", accumulation=1, rank=0, world_size=1, document_offsets=offsets)
     return source.next_step()[0]
 

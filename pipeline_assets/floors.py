@@ -16,6 +16,7 @@ import pyarrow as pa
 from pipeline_assets.report import rows_metadata
 from pipeline_assets.schemas import ROWS_NAME, FloorEffects, ShortestDocuments, arrow_schema, validated
 from pipeline_assets.stripes import Stage
+from pipeline_assets.transforms.arrays import located
 from pipeline_assets.transforms.floors import measure_floors, shortest_documents
 from pipeline_assets.transforms.lookup import excerpt, printable
 from resources.artifact_store import ArtifactRef
@@ -48,10 +49,9 @@ def write_floors(
     write_table(validated(FloorEffects, table), folder / FLOORS_NAME)
     shown = shortest_documents(num_tokens, NUM_SHORTEST)
     firsts = np.cumsum([0, *(len(rows) for _, rows in places)])
-    unit_of = np.searchsorted(firsts, order[shown], side="right") - 1
     shortest = [
-        _described(stage, places[unit][0], places[unit][1][number - firsts[unit]], count)
-        for unit, number, count in zip(unit_of, order[shown], num_tokens[shown].tolist(), strict=True)
+        _described(stage, places[unit][0], places[unit][1][place], count)
+        for unit, place, count in zip(*located(firsts, order[shown]), num_tokens[shown].tolist(), strict=True)
     ]
     table = pa.Table.from_pylist(shortest, schema=arrow_schema(ShortestDocuments))
     write_table(validated(ShortestDocuments, table), folder / SHORTEST_NAME)

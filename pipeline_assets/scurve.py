@@ -16,6 +16,7 @@ import pyarrow as pa
 from pipeline_assets.report import interval_picture, picture_metadata, rows_metadata
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage, units_in
+from pipeline_assets.transforms.arrays import located
 from pipeline_assets.transforms.lsh import collision_probability
 from pipeline_assets.transforms.minhash import MinHashParams
 from pipeline_assets.transforms.scurve import (
@@ -99,11 +100,10 @@ def _drawn_texts(stage: Stage, order: npt.NDArray[np.int64], units: list[Artifac
 def _texts_of(stage: Stage, units: list[ArtifactRef], documents: npt.NDArray[np.int64]) -> Iterator[str]:
     """Texts of documents, which are numbered unit after unit, in the order given."""
     firsts = np.cumsum([0, *(unit.counts["documents"] for unit in units)])
-    unit_of = np.searchsorted(firsts, documents, side="right") - 1
+    unit_of, row_of = located(firsts, documents)
     texts = np.empty(len(documents), object)
     for unit in np.unique(unit_of).tolist():
-        rows = documents[unit_of == unit] - firsts[unit]
-        table = read_rows(stage.folder(units[unit]) / ROWS_NAME, rows, ["text"])
+        table = read_rows(stage.folder(units[unit]) / ROWS_NAME, row_of[unit_of == unit], ["text"])
         texts[unit_of == unit] = table.column("text").to_pylist()
     return iter(texts.tolist())
 

@@ -31,6 +31,7 @@ from pipeline_assets.stripes import (
     units_in,
 )
 from pipeline_assets.tokens import DOC_IDS, LENGTHS, TOKENS, TOKENS_VERSION, ordered_documents, stored_arrays
+from pipeline_assets.transforms.arrays import located
 from pipeline_assets.transforms.merge import gather_rows, merged_blocks
 from resources.artifact_store import ArtifactRef, link_or_copy, unit_inputs
 from resources.tables import read_array, write_array
@@ -87,12 +88,12 @@ def _write_plan(
     shards, documents = {}, {}
     for code, name in enumerate(stage.recipe.splits.names):
         rows = order[split_of[order] == code]
-        unit_of = np.searchsorted(firsts, rows, side="right") - 1
+        unit_of, row_of = located(firsts, rows)
         cuts = cut_shards(lengths[rows], stage.recipe.shards.max_shard_tokens)
         write_array(unit_of, folder / f"{name}_unit.npy")
         write_array(ends[rows] - lengths[rows] - unit_starts[unit_of], folder / f"{name}_start.npy")
         write_array(lengths[rows], folder / f"{name}_length.npy")
-        write_array(gather_rows(doc_ids, unit_of, rows - firsts[unit_of]), folder / f"{name}_doc_id.npy")
+        write_array(gather_rows(doc_ids, unit_of, row_of), folder / f"{name}_doc_id.npy")
         write_array(pool_of[rows], folder / f"{name}_pool.npy")
         write_array(cuts, folder / f"{name}_cuts.npy")
         shards[name], documents[name] = len(cuts) - 1, len(rows)

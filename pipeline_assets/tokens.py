@@ -30,6 +30,7 @@ from pipeline_assets.stripes import (
     units_in,
 )
 from pipeline_assets.tokenizer import open_tokenizer
+from pipeline_assets.transforms.arrays import located
 from pipeline_assets.transforms.encode import encode_documents, way_of_encoding
 from pipeline_assets.transforms.merge import gather_rows, merge_documents
 from pipeline_assets.transforms.rows import doc_id_matrix
@@ -146,8 +147,7 @@ def ordered_documents(stage: Stage, units: list[ArtifactRef]) -> npt.NDArray[np.
         return order_keys(doc_ids, np.column_stack([files, places]), stage.recipe.splits.order, stage.recipe.seed)
 
     def keys_of(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-        unit_of = np.searchsorted(firsts, rows, side="right") - 1
-        row_of = rows - firsts[unit_of]
+        unit_of, row_of = located(firsts, rows)
         return keys(gather_rows(doc_ids, unit_of, row_of), unit_of, gather_rows(places, unit_of, row_of))
 
     first = [keys(*unit)[:, 0].copy() for unit in zip(doc_ids, range(len(units)), places, strict=True)]

@@ -16,7 +16,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,7 +113,7 @@ class ArtifactStore:
                 f"{folder}: expected a file {name}, found {len(manifest.files):,} others. It was made by another"
                 f" version; materialize {ref.asset} again."
             )
-        for damage in damaged_files(folder, replace(manifest, files={name: manifest.files[name]})):
+        for damage in damaged_files(folder, manifest, [name]):
             raise FormatError(f"{damage}. The file is damaged; materialize {ref.asset} again: it is rebuilt.")
         return folder / name
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from training_io.document_index import DocumentIndex
 from training_io.errors import InvariantBroken, RecipeError
+from training_io.segments import offsets_of
 
 I64 = npt.NDArray[np.int64]
 
@@ -173,7 +174,7 @@ def check_batch(batch: PackedBatch) -> None:
 
 
 def _running_sums(lengths: I64) -> npt.NDArray[np.int32]:
-    sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    sums = offsets_of(lengths)
     assert sums[-1] < 2**31, f"a batch of {int(sums[-1]):,} tokens does not fit int32 cu_seqlens"
     return sums.astype(np.int32)
 

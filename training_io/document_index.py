@@ -17,6 +17,7 @@ import numpy.typing as npt
 from training_io.columns import read_column, read_fields, write_column, write_fields
 from training_io.errors import FormatError
 from training_io.hashing import DOC_ID_BYTES
+from training_io.segments import offsets_of
 
 I64 = npt.NDArray[np.int64]
 
@@ -102,7 +103,7 @@ def index_of(
     on.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
-    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    ends = offsets_of(lengths)
     shards = np.repeat(np.arange(len(cuts) - 1, dtype=np.int32), np.diff(cuts))
     return DocumentIndex(
         split=split,
@@ -235,7 +236,7 @@ def _tiling_fault(index: DocumentIndex) -> str:
     shards, num_shards = index.shards.astype(np.int64), len(index.shard_files)
     if len(shards) and (shards[0] < 0 or shards[-1] >= num_shards or bool((np.diff(shards) < 0).any())):
         return f"expected documents in the order of {num_shards:,} shards, found them in another order"
-    ends = np.concatenate([[0], np.cumsum(index.lengths, dtype=np.int64)])
+    ends = offsets_of(index.lengths)
     firsts = np.searchsorted(shards, np.arange(num_shards + 1))
     held = np.diff(ends[firsts])
     wrong_shards = np.flatnonzero(held != np.array(index.shard_tokens, dtype=np.int64))

@@ -14,6 +14,7 @@ from training_io.columns import write_fields
 from training_io.errors import RecipeError
 from training_io.export_formats import Documents, TokenSplit
 from training_io.hashing import identity_of
+from training_io.segments import offsets_of
 
 
 def write_datasets(splits: Sequence[TokenSplit], folder: Path) -> None:
@@ -45,7 +46,7 @@ def _write_stream(pa: Any, path: Path, schema: Any, shard: Documents) -> None:
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         for run in shard.blocks():
             n = len(run.lengths)
-            offsets = np.concatenate([[0], np.cumsum(run.lengths)]).astype(np.int32)
+            offsets = offsets_of(run.lengths).astype(np.int32)
             digits = np.arange(0, 64 * n + 1, 64, dtype=np.int32)
             columns = [
                 pa.ListArray.from_arrays(pa.array(offsets), pa.array(run.tokens)),

@@ -19,6 +19,7 @@ from training_io.columns import write_fields
 from training_io.document_index import I64, DocumentIndex, cut_shards
 from training_io.errors import FormatError
 from training_io.hashing import canonical_json
+from training_io.segments import offsets_of
 from training_io.shard_format import Tokens, read_shard, write_shard
 
 BLOCK_TOKENS = 1 << 20
@@ -54,7 +55,7 @@ class Documents:
 
     def runs(self, sizes: I64, max_size: int) -> Iterator["Documents"]:
         """The same documents in runs whose sizes add up to at most max_size; a larger document goes alone."""
-        ends = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+        ends = offsets_of(self.lengths)
         for start, end in pairwise(cut_shards(sizes, max_size).tolist()):
             yield Documents(
                 tokens=self.tokens[ends[start] : ends[end]],

@@ -11,7 +11,6 @@ import errno
 import shutil
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +115,11 @@ def _open_splits(artifact: Path, manifest: Manifest, names: Sequence[str]) -> li
             f"--split: expected splits of {', '.join(present)}, found {', '.join(unknown)}. Name those in {artifact}."
         )
     prefixes = tuple(f"{name}_" for name in chosen)
-    own = {name: entry for name, entry in manifest.files.items() if name.startswith(prefixes)}
-    if damages := damaged_files(artifact, replace(manifest, files=own)):
+    own = {name for name in manifest.files if name.startswith(prefixes)}
+    if damages := damaged_files(artifact, manifest, own):
         raise FormatError(f"{damages[0]}. The shards are damaged; materialize token_shards again, or copy them again.")
     indexes = [read_index(artifact / f"{name}_index") for name in chosen]
-    if unlisted := sorted({file for index in indexes for file in index.files} - own.keys()):
+    if unlisted := sorted({file for index in indexes for file in index.files} - own):
         raise FormatError(
             f"{artifact}: expected splits whose files the manifest lists, found {unlisted[0]} unlisted."
             " Materialize token_shards again."

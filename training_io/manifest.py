@@ -8,7 +8,7 @@ Only the standard library is needed, so a training box can verify what it was ha
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,9 +151,10 @@ def quarantine_reasons(artifact: Path) -> dict[str, str]:
     return reasons if isinstance(reasons, dict) else {QUARANTINE_NAME: "unreadable, not an object"}
 
 
-def damaged_files(artifact: Path, manifest: Manifest) -> list[str]:
-    """One line for each file that is missing or whose size or SHA-256 differs from the manifest."""
-    damages = ((artifact / name, _damage(artifact / name, entry)) for name, entry in sorted(manifest.files.items()))
+def damaged_files(artifact: Path, manifest: Manifest, names: Iterable[str] | None = None) -> list[str]:
+    """One line for each file, of these or all, that is missing or whose size or SHA-256 differs from the manifest."""
+    chosen = sorted(manifest.files if names is None else names)
+    damages = ((artifact / name, _damage(artifact / name, manifest.files[name])) for name in chosen)
     return [f"{path}: {damage}" for path, damage in damages if damage]
 
 

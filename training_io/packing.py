@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training_io.errors import RecipeError
+from training_io.segments import offsets_of
 
 I64 = npt.NDArray[np.int64]
 
@@ -79,8 +80,7 @@ def pack(lengths: npt.ArrayLike, capacity: int, strategy: str = "oldest_first", 
     """
     array = np.asarray(lengths, dtype=np.int64)
     packs = list(pack_stream(array.tolist(), capacity, strategy, buffer))
-    pack_offsets = np.zeros(len(packs) + 1, dtype=np.int64)
-    np.cumsum(list(map(len, packs)), out=pack_offsets[1:])
+    pack_offsets = offsets_of(np.array([len(one) for one in packs], dtype=np.int64))
     return np.fromiter(chain.from_iterable(packs), dtype=np.int64, count=int(pack_offsets[-1])), pack_offsets
 
 

@@ -26,7 +26,7 @@ from training_io.errors import FormatError, RecipeError, StateMismatch
 from training_io.hashing import identity_of
 from training_io.manifest import Manifest, open_artifact
 from training_io.packing import STREAMING, Carry, pack_stream
-from training_io.segments import Segments, keep_whole
+from training_io.segments import Segments, keep_whole, offsets_of
 from training_io.shard_format import Tokens, read_shard
 
 I64 = npt.NDArray[np.int64]
@@ -406,5 +406,4 @@ def _narrowed(column: I64) -> npt.NDArray[Any]:
 
 
 def _pack_sums(values: I64, pack_offsets: I64) -> I64:
-    sums = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(values, dtype=np.int64)])
-    return np.diff(sums[pack_offsets])
+    return np.diff(offsets_of(values)[pack_offsets])

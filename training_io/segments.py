@@ -29,6 +29,17 @@ def cut_document(num_tokens: int, max_seq_len: int) -> I64:
     return np.stack([starts, np.minimum(starts + max_seq_len, num_tokens - 1)], axis=1)
 
 
+def offsets_of(lengths: npt.NDArray[np.integer]) -> I64:
+    """Where each thing starts, and where the last one ends: running sums, int64[n + 1].
+
+    >>> offsets_of(np.array([4, 9])).tolist()
+    [0, 4, 13]
+    """
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
 def first_segments(lengths: npt.NDArray[np.integer], max_seq_len: int) -> I64:
     """Number of the first segment of each document as running sums: int64[n + 1], from lengths in tokens.
 
@@ -36,9 +47,7 @@ def first_segments(lengths: npt.NDArray[np.integer], max_seq_len: int) -> I64:
     [0, 2, 2, 3]
     """
     _refuse_bad_limit(max_seq_len)
-    firsts = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum((np.maximum(lengths, 1) - 2 + max_seq_len) // max_seq_len, out=firsts[1:])
-    return firsts
+    return offsets_of((np.maximum(lengths, 1) - 2 + max_seq_len) // max_seq_len)
 
 
 def locate_segments(

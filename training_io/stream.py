@@ -23,8 +23,9 @@ from training_io.hashing import identity_of
 from training_io.manifest import open_artifact
 from training_io.plan import load_plan
 from training_io.sampler import Sampler
+from training_io.segments import offsets_of
 from training_io.staging import Arrival, DeviceBatch, Stage, resolve_device, stage_for
-from training_io.windows import WindowLoader, context_offsets, stream_offsets
+from training_io.windows import WindowLoader, context_offsets
 
 I64 = npt.NDArray[np.int64]
 
@@ -145,7 +146,7 @@ class BatchStream:
 class WindowSource:
     """Steps of windows: microbatch i of the run starts at token i x rows x row length.
 
-    Where document_offsets are given, those of stream_offsets(), each document in a row is a segment of its own.
+    Where document_offsets are given, of the split's stream, each document in a row is a segment of its own.
     """
 
     def __init__(
@@ -265,7 +266,7 @@ def open_windows(spec: WindowSpec) -> BatchStream:
         accumulation=spec.accumulation,
         rank=spec.rank,
         world_size=spec.world_size,
-        document_offsets=stream_offsets(index.lengths) if spec.document_mask else None,
+        document_offsets=offsets_of(index.lengths) if spec.document_mask else None,
     )
     facts = StreamFacts(
         identity=identity,

@@ -7,7 +7,7 @@ segment; where a second epoch is asked for, the plan is made in memory, since it
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -59,19 +59,9 @@ class Unplanned:
     @cached_property
     def identity(self) -> str:
         """SHA-256 over the shards, their tokenizer and dtype, and the parameters."""
-        parameters = (
-            "max_seq_len",
-            "long_documents",
-            "capacity",
-            "strategy",
-            "buffer",
-            "packs_per_microbatch",
-            "microbatches_per_step",
-            "epoch_seed",
-        )
         return identity_of(
             {
-                "stream": {name: getattr(self, name) for name in parameters},
+                "stream": self._parameters,
                 "shards": [self.shards.identity, self.shards.digest],
                 "split": self.index.split,
                 "tokenizer_fingerprint": self.index.tokenizer_fingerprint,
@@ -85,15 +75,13 @@ class Unplanned:
         return plan_packs(
             self.index,
             shards=self.shards,
-            max_seq_len=self.max_seq_len,
-            capacity=self.capacity,
-            strategy=self.strategy,
-            buffer=self.buffer,
-            packs_per_microbatch=self.packs_per_microbatch,
-            microbatches_per_step=self.microbatches_per_step,
-            epoch_seed=self.epoch_seed,
-            long_documents=self.long_documents,
+            **self._parameters,
         )
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        """How it is packed: every field but what is packed."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("index", "shards")}
 
 
 class StreamingSampler:

@@ -101,21 +101,10 @@ class WindowLoader:
         return tokens
 
 
-def stream_offsets(lengths: npt.NDArray[np.integer[Any]]) -> I64:
-    """Where each document of a split starts in its stream, and where the last ends: running sums, int64[n + 1].
-
-    >>> stream_offsets(np.array([4, 9])).tolist()
-    [0, 4, 13]
-    """
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
-
-
 def window_documents(document_offsets: I64, start: int, B: int, T: int) -> tuple[I64, I64]:
     """Owner and restarted position of each token of the window at stream position `start`: int64[B, T] each.
 
-    document_offsets are those of stream_offsets(). A row is a context of its own: positions
+    document_offsets are the documents' offsets in the split. A row is a context of its own: positions
     restart at each document and at each row.
 
     >>> owners, positions = window_documents(np.array([0, 4, 13]), 0, 1, 8)

@@ -5,6 +5,7 @@ the texts of dictionary-encoded arrays, a block of them at a time.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,31 @@ def positions(counts: I64) -> tuple[I64, I64]:
     """
     group = np.repeat(np.arange(len(counts)), counts)
     return group, np.arange(len(group)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def located(firsts: I64, numbers: I64) -> tuple[I64, I64]:
+    """Of things numbered through all groups, the group of each and its place there: the way back of `positions`.
+
+    `firsts` int64[g + 1] numbers each group's first thing, and their end.
+
+    >>> [column.tolist() for column in located(np.array([0, 2, 2, 3]), np.array([2, 0, 1]))]
+    [[2, 0, 0], [0, 0, 1]]
+    """
+    group = np.searchsorted(firsts, numbers, side="right") - 1
+    return group, numbers - firsts[group]
+
+
+def is_run_start(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Whether each row differs from the one before it in some column: the first of each run of equal rows, bool[n].
+
+    >>> is_run_start(np.array([1, 1, 1, 2]), np.array([5, 5, 6, 6])).tolist()
+    [True, False, True, True]
+    """
+    is_start = np.zeros(len(columns[0]), dtype=np.bool_)
+    is_start[:1] = True
+    for column in columns:
+        is_start[1:] |= column[1:] != column[:-1]
+    return is_start
 
 
 def whole_rows(rows: U8) -> npt.NDArray[np.void]:

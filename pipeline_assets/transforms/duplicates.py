@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pipeline_assets.transforms.arrays import F64, I64, U64, positions
+from pipeline_assets.transforms.arrays import F64, I64, U64, is_run_start, positions
 
 SIMILARITY_EDGES = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
@@ -53,7 +53,7 @@ def example_pairs(similarities: F64, keys: U64, per_range: int) -> I64:
     distinct = np.unique(keys, return_index=True)[1]
     order = distinct[np.lexsort((keys[distinct], -range_of[distinct]))]
     ranges = range_of[order]
-    starts = np.flatnonzero(np.append(True, ranges[1:] != ranges[:-1])[: len(order)])
+    starts = np.flatnonzero(is_run_start(ranges))
     _, place = positions(np.diff(starts, append=len(order)))
     chosen = order[place < per_range]
     return chosen[np.lexsort((keys[chosen], -similarities[chosen]))]

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from pipeline_assets.transforms.arrays import F64, I64, U32, utf8_blocks
+from pipeline_assets.transforms.arrays import F64, I64, U32, is_run_start, utf8_blocks
 from pipeline_assets.transforms.shingles import hash_documents
 
 BLOCK_BYTES = 1 << 24
@@ -22,8 +22,7 @@ def shingle_sets(texts: pa.Array | pa.ChunkedArray, ngram: int = 5) -> tuple[U32
         hashes, hash_offsets, _ = hash_documents(data, offsets, ngram)
         for start, end in pairwise(hash_offsets.tolist()):
             hashes[start:end].sort()
-        is_first = np.ones(len(hashes), dtype=np.bool_)  # of equal hashes of a text
-        is_first[1:] = hashes[1:] != hashes[:-1]
+        is_first = is_run_start(hashes)  # of equal hashes of a text
         is_first[hash_offsets[:-1][np.diff(hash_offsets) > 0]] = True
         sets.append(hashes[is_first])
         lengths.append(np.diff(np.concatenate([[0], np.cumsum(is_first)])[hash_offsets]))

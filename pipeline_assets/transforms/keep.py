@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pipeline_assets.transforms.arrays import F64, I64, U64
+from pipeline_assets.transforms.arrays import F64, I64, U64, is_run_start
 
 KeepRule = Literal["pool_priority", "random", "longest", "highest_score"]
 Preferences = tuple[npt.NDArray[Any], ...]
@@ -44,8 +44,7 @@ def choose_kept(labels: I64, preferred: Sequence[npt.NDArray[Any]]) -> I64:
     """
     assert all(len(column) == len(labels) for column in preferred), (len(labels), [len(one) for one in preferred])
     order = np.lexsort((*reversed(preferred), labels))
-    sorted_labels = labels[order]
-    is_first = np.concatenate([[True], sorted_labels[1:] != sorted_labels[:-1]])[: len(labels)]
+    is_first = is_run_start(labels[order])
     kept = np.empty(len(labels), dtype=np.int64)
     kept[order] = order[is_first][np.cumsum(is_first) - 1]
     return kept

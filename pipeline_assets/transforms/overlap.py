@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from pipeline_assets.transforms.arrays import I64, U8, U32, U64, positions, utf8_blocks, whole_rows
+from pipeline_assets.transforms.arrays import I64, U8, U32, U64, is_run_start, positions, utf8_blocks, whole_rows
 from pipeline_assets.transforms.words import fold_table
 from training_io.errors import RecipeError
 from training_io.hashing import DOC_ID_BYTES
@@ -170,8 +170,7 @@ def _first_places(numbers: I64, items: I64, places: I64) -> tuple[I64, I64, I64]
     """
     order = np.argsort(numbers, kind="stable")
     numbers, items = numbers[order], items[order]
-    is_first = np.ones(len(order), np.bool_)
-    is_first[1:] = (numbers[1:] != numbers[:-1]) | (items[1:] != items[:-1])
+    is_first = is_run_start(numbers, items)
     return numbers[is_first], items[is_first], places[order][is_first]
 
 
@@ -324,9 +323,7 @@ def _one_a_text(hits: I64, doc_ids: U8) -> I64:
     text = np.unique(whole_rows(doc_ids[documents]), return_inverse=True)[1][place]
     order = np.lexsort((hits[:, 1], text, hits[:, 0]))
     hits, text = hits[order], text[order]
-    is_first = np.ones(len(order), np.bool_)
-    is_first[1:] = (hits[1:, 0] != hits[:-1, 0]) | (text[1:] != text[:-1])
-    return hits[is_first]
+    return hits[is_run_start(hits[:, 0], text)]
 
 
 def _hit_table(index: OverlapIndex, hits: I64) -> pa.Table:
@@ -334,9 +331,7 @@ def _hit_table(index: OverlapIndex, hits: I64) -> pa.Table:
     ngram, document, item = hits[hit, 0], hits[hit, 1], index.items[owner]
     order = np.lexsort((index.places[owner], document, item))
     ngram, document, item = ngram[order], document[order], item[order]
-    is_first = np.ones(len(order), np.bool_)
-    is_first[1:] = (item[1:] != item[:-1]) | (document[1:] != document[:-1])
-    starts = np.flatnonzero(is_first)
+    starts = np.flatnonzero(is_run_start(item, document))
     return pa.table(
         {
             "item": pa.array(item[starts], pa.int64()),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pipeline_assets.transforms.arrays import F64, I64, U64
+from pipeline_assets.transforms.arrays import F64, I64, U64, is_run_start
 from pipeline_assets.transforms.lsh import NO_KEY, unique_pairs
 
 Similarity = Callable[[I64], F64]  # unique sorted pairs int64[m, 2] -> float64[m]
@@ -80,7 +80,7 @@ def _groups(keys: U64, nodes: I64) -> tuple[tuple[I64, I64], tuple[I64, I64]]:
     order = np.lexsort((nodes, keys))
     order = order[keys[order] != NO_KEY]
     keys, nodes = keys[order], nodes[order]
-    group = np.cumsum(np.append(True, keys[1:] != keys[:-1])[: len(keys)]) - 1
+    group = np.cumsum(is_run_start(keys)) - 1
     size = np.bincount(group)[group] if len(group) else group
     is_small, is_large = (size > 1) & (size <= MAX_COMPARED), size > MAX_COMPARED
     return (group[is_small], nodes[is_small]), (group[is_large], nodes[is_large])
