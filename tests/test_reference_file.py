@@ -78,10 +78,10 @@ LONG = b'"' + b"x" * 10_000 + b'"'
         ("a.json", b'["one"]', r"expected a file \.parquet, \.jsonl or \.txt"),
         ("a.jsonl.zst", b"", r"the latter two also as \.gz, found 'a\.jsonl\.zst'"),
         ("a.parquet.gz", b"", r"the latter two also as \.gz, found 'a\.parquet\.gz'"),
-        ("a.gz", gzip.compress(b"one"), r"the latter two also as \.gz, found 'a\.gz'"),
+        ("a.gz", gzip.compress(b"one", mtime=0), r"the latter two also as \.gz, found 'a\.gz'"),
         ("a.txt.gz", b"one two", r"a\.txt\.gz: expected gzip data, found Not a gzipped file"),
-        ("a.txt.gz", gzip.compress(b"one two" * 99)[:-9], r"a\.txt\.gz: expected gzip data, found .*end-of-stream"),
-        ("a.txt.gz", gzip.compress(b"one")[:10] + b"\xff" * 9, r"a\.txt\.gz: expected gzip data, found Error"),
+        ("a.txt.gz", gzip.compress(b"one two" * 99, mtime=0)[:-9], r"a\.txt\.gz: expected gzip data, found .*end-of-stream"),
+        ("a.txt.gz", gzip.compress(b"one", mtime=0)[:10] + b"\xff" * 9, r"a\.txt\.gz: expected gzip data, found Error"),
     ],
 )  # fmt: skip
 def test_what_is_no_text_is_one_error_that_says_where(tmp_path, name, content, message):
