@@ -1,6 +1,7 @@
 """Slow, independent oracles for segments, packs, batches, windows and layouts. Imports nothing of the project."""
 
 from collections import Counter
+from fractions import Fraction
 from itertools import combinations, pairwise
 
 
@@ -16,19 +17,31 @@ def segments_of(num_tokens, max_seq_len):
     return ranges
 
 
+def overlapping_segments(num_tokens, max_seq_len, overlap):
+    """(start, end, inputs repeated) of a document's segments, walked token by token, with a step back at each cut."""
+    ranges, start, repeated = [], 0, 0
+    while start + repeated < num_tokens - 1:
+        end = start
+        while end < num_tokens - 1 and end - start < max_seq_len:
+            end += 1
+        ranges.append((start, end, repeated))
+        start, repeated = end - overlap, overlap
+    return ranges
+
+
 def pair_multiset(docs):
     """Every (token, next token) of every document that includes its EOS."""
     return Counter((a, b) for doc in docs for a, b in pairwise(doc))
 
 
 def batch_pairs(batch):
-    """Every (input, target) of a batch."""
-    return Counter(zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True))
+    """Every (input, target) that a batch trains."""
+    return Counter(pair for pair in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True) if pair[1] != -100)
 
 
 def best_fit_packs(lengths, capacity, buffer):
-    """Best fit by scanning a plain list: longest that fits, ties to the oldest; the oldest opens after buffer - 1
-    packs.
+    """Best fit by scanning a plain list: longest that fits, ties to the oldest; where a candidate was passed over by
+    buffer - 1 packs less those that are older than it, one of these opens the pack, or it does.
     """
     arriving = list(enumerate(lengths))
     candidates = [
@@ -43,11 +56,12 @@ def best_fit_packs(lengths, capacity, buffer):
             fitting = [candidate for candidate in candidates if candidate[1] <= remaining]
             if not fitting:
                 break
+            if opening:
+                due = [at for at, (_, _, passed) in enumerate(candidates) if passed + at >= buffer - 1]
+                fitting = candidates[: due[0] + 1] if due else candidates
+                opening = False
             longest = max(length for _, length, _ in fitting)
             pick = next(candidate for candidate in fitting if candidate[1] == longest)
-            if opening and candidates[0][2] >= buffer - 1:
-                pick = candidates[0]
-            opening = False
             candidates.remove(pick)
             chosen.append(pick[0])
             remaining -= pick[1]
@@ -175,3 +189,35 @@ def largest_remainder(shares, total):
         unmet = [total * share / whole - quota for share, quota in zip(shares, quotas, strict=True)]
         quotas[unmet.index(max(unmet))] += 1
     return quotas
+
+
+def furthest_from_quota(quotas, used):
+    """How far any pool is from its part of all that was used, exactly."""
+    total, whole = sum(used.values()), sum(quotas.values())
+    return max(abs(used[pool] - Fraction(quota * total, whole)) for pool, quota in quotas.items())
+
+
+def ledger(segments, document_tokens, pools, eos_id):
+    """Counts by (stage, pool) from the segments read, each (stage, pool, document, inputs, targets); -100 is untrained.
+
+    Document d is in pool d modulo the pools. Inputs encode their address, so a first segment is known by its first
+    token.
+    """
+    counts, unread = {}, {d for d, length in enumerate(document_tokens) if length > 1}
+    for stage in dict.fromkeys(segment[0] for segment in segments):
+        here = [segment for segment in segments if segment[0] == stage]
+        unread -= {document for _, _, document, _, _ in here}
+        for number, pool in enumerate(pools):
+            read = [segment for segment in here if segment[1] == pool]
+            targets = [target for *_, targets in read for target in targets]
+            counts[stage, pool] = {
+                "tokens": len(targets),
+                "eos_tokens": targets.count(eos_id),
+                "overlap_tokens": targets.count(-100),
+                "body_tokens": len(targets) - targets.count(eos_id) - targets.count(-100),
+                "loss_tokens": len(targets) - targets.count(-100),
+                "documents_seen": sum(inputs[0] % 10_000 == 1 for _, _, _, inputs, _ in read),
+                "documents_unique": len({document for _, _, document, _, _ in read}),
+                "documents_unread": sum(document % len(pools) == number for document in unread),
+            }
+    return counts

@@ -4,6 +4,10 @@ In: segment lengths in arrival order. Out: segment numbers in pack order and whe
 once, none cut, no pack over capacity, and a stored plan is the recording of the same streaming packer, which can be
 stopped between two packs and goes on from a small state. Packing reads lengths only. Cost: each strategy states its
 own; the default is about half a microsecond a segment.
+
+A segment's wait is counted in packs, alike for every streaming strategy: those handed out after the one in whose making
+the segment was read (all of them, where it was read before the first) and before its own. None waits for more than
+`buffer` of them. Offline strategies have no bound: they read every segment before the first pack.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -34,7 +38,7 @@ class Carry:
     sizes: dict[int, int] = field(default_factory=dict)  # of the segments below, where a packer is to go on with them
     waiting: Iterable[int] = ()  # segments read and in no pack yet, in arrival order
     packs: Iterable[list[int]] = ()  # packs that may still grow, in opening order
-    opened_at: Iterable[int] = ()  # segments read when each of the last packs opened
+    opened_at: Iterable[int] = ()  # segments read when each of the last packs opened; 0 before the first
     longest: int = 0  # length seen
 
     @property
@@ -111,44 +115,45 @@ def pack_stream(
 def best_fit(lengths: Iterator[int], capacity: int, buffer: int, carry: Carry) -> Iterator[list[int]]:
     """The longest buffered candidate that fits, ties to the oldest, the buffer refilled after each choice.
 
-    A pack is closed when nothing fits. So that short or awkward segments do not starve, a pack opens with the oldest
-    candidate instead once that one was passed over by `buffer - 1` packs. The bound: every
-    segment is in one of the first 2 x buffer - 1 packs that open after it arrived, and in one of the first `buffer` if
-    it is the oldest by then.
+    A pack is closed when nothing fits. So that short or awkward segments do not starve, some packs open with the
+    longest of the oldest candidates only: where a candidate that k others came before was passed over by
+    `buffer - 1 - k` packs, with the longest of these k + 1. If each pack from then on took one of them alone, the last
+    would still come in time, so that every segment is in one of the first `buffer` packs that open after it arrived.
 
-    The price: two binary searches and two moves within the buffer a segment; 0.1 % waste on web lengths at 4,096 with
-    256 candidates, and segments some fifty packs from where they arrived.
+    The price: three binary searches and four moves within the buffer a segment, a dozen searches a pack; 0.1 % waste
+    on web lengths at 4,096 with 256 candidates, and segments some fifty packs from where they arrived.
     """
-    waiting = {number: carry.sizes[number] for number in carry.waiting}  # number -> length, in arrival order
-    opened_at = deque(carry.opened_at, maxlen=buffer)
+    waiting = list(carry.waiting)  # numbers in arrival order, and their lengths
+    waiting_sizes = [carry.sizes[number] for number in waiting]
+    opened_at = [*[0] * buffer, *carry.opened_at][-buffer:]  # 0 for packs before the first: they passed nobody over
     carry.waiting, carry.opened_at = waiting, opened_at
-    arrived = carry.arrived
-    for length in islice(lengths, buffer - len(waiting)):
-        waiting[arrived] = length
-        arrived += 1
+    waiting_sizes += islice(lengths, buffer - len(waiting))
+    arrived = carry.arrived + len(waiting_sizes) - len(waiting)
+    waiting += range(carry.arrived, arrived)
     # Sorted by length, the youngest first among equals: bisection finds the longest that fits and of those the oldest.
-    numbers = sorted(waiting, key=lambda number: (waiting[number], -number))
-    sizes = [waiting[number] for number in numbers]
-    oldest = 0
+    by_length = sorted(zip(waiting_sizes, waiting, strict=True), key=lambda one: (one[0], -one[1]))
+    sizes, numbers = [size for size, _ in by_length], [number for _, number in by_length]
     while sizes:
+        del opened_at[0]
         opened_at.append(arrived)
-        while oldest not in waiting:
-            oldest += 1
+        num_openers = _num_openers(waiting, opened_at)
         at = len(sizes) - 1
-        if len(opened_at) == buffer and oldest < opened_at[0]:
-            at = bisect_right(sizes, waiting[oldest]) - 1
+        if num_openers < len(waiting):
+            at = bisect_right(sizes, max(waiting_sizes[:num_openers])) - 1
         remaining = capacity
         chosen = []
         while at >= 0:
             number = numbers.pop(at)
             chosen.append(number)
             remaining -= sizes.pop(at)
-            del waiting[number]
+            place = bisect_left(waiting, number)
+            del waiting[place], waiting_sizes[place]
             if length := next(lengths, 0):
                 at = bisect_left(sizes, length)
                 sizes.insert(at, length)
                 numbers.insert(at, arrived)
-                waiting[arrived] = length
+                waiting.append(arrived)
+                waiting_sizes.append(length)
                 arrived += 1
             at = bisect_right(sizes, remaining) - 1
         carry.arrived = arrived
@@ -227,7 +232,7 @@ def first_fit(lengths: Iterator[int], capacity: int, buffer: int, carry: Carry) 
 
 
 def concat(lengths: Iterator[int], capacity: int, buffer: int, carry: Carry) -> Iterator[list[int]]:
-    """Arrival order; a pack closes when the next segment does not fit. No segment waits, whatever the buffer.
+    """Arrival order; a pack closes when the next segment does not fit, which waits for that one, whatever the buffer.
 
     The price: what the segment that did not fit leaves open, 16 % of web lengths at 4,096. (A stream cut at every
     row's end fills its rows, but it cuts segments, so that it is no packing.)
@@ -451,6 +456,19 @@ def _checked(lengths: Iterable[int], capacity: int, buffer: int, seen: int) -> I
             )
         seen += len(run)
         yield run
+
+
+def _num_openers(waiting: list[int], opened_at: list[int]) -> int:
+    """How many of the oldest candidates may open a pack: those up to the first that is due, all where none is.
+
+    opened_at says how many segments were read when each of the last `buffer` packs opened, this one included. The k-th
+    candidate, from 0, is due when it was read by opening k of these: it was passed over by all of them but k and this
+    one. Both lists rise: if it was read by a later opening j only, none of the k-th to (j - 1)-th is due.
+    """
+    at = 0
+    while at < len(waiting) and (first := bisect_right(opened_at, waiting[at], at)) > at:
+        at = first
+    return at + 1
 
 
 def _longest_first(sizes: list[int]) -> list[int]:
