@@ -19,8 +19,8 @@ packs_and_ranks = st.tuples(
 @given(packs_and_ranks)
 def test_every_pack_goes_to_one_rank_and_ranks_differ_by_at_most_one(drawn):
     packs, num_ranks = drawn
-    targets, squares = (np.array([pack[at] for pack in packs], dtype=np.uint32) for at in range(2))
-    shares = share_packs(targets, squares, num_ranks)
+    inputs, squares = (np.array([pack[at] for pack in packs], dtype=np.uint32) for at in range(2))
+    shares = share_packs(inputs, squares, num_ranks)
     assert len(shares) == num_ranks
     assert sorted(position for share in shares for position in share.tolist()) == list(range(len(packs)))
     assert all(share.tolist() == sorted(share.tolist()) for share in shares)
@@ -38,17 +38,17 @@ def test_no_rank_has_more_than_another_by_the_costliest_pack(costs, num_ranks):
 
 
 def test_heavy_packs_are_spread_where_dealing_in_turn_piles_them_up():
-    targets = np.full(16, 4_096)
+    inputs = np.full(16, 4_096)
     squares = np.array([4_096**2, 64 * 4_096] * 8)  # every second pack is one long segment
-    balanced = overhead_of(share_packs(targets, squares, 2), targets, squares)
-    in_turn = overhead_of(deal_in_turn(16, 2), targets, squares)
-    assert (balanced.targets, balanced.sum_squares) == (0, 0)
+    balanced = overhead_of(share_packs(inputs, squares, 2), inputs, squares)
+    in_turn = overhead_of(deal_in_turn(16, 2), inputs, squares)
+    assert (balanced.inputs, balanced.sum_squares) == (0, 0)
     assert in_turn.sum_squares > 0.9
 
 
 def test_an_empty_step_has_no_overhead():
     nothing = np.zeros(0, dtype=np.int64)
-    assert overhead_of(share_packs(nothing, nothing, 3), nothing, nothing).targets == 0
+    assert overhead_of(share_packs(nothing, nothing, 3), nothing, nothing).inputs == 0
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
@@ -60,4 +60,4 @@ def test_a_plan_is_more_even_than_dealing_in_turn(tmp_path, num_ranks):
     )
     found = mean_overheads(plan, num_ranks)
     assert 0 <= found["squares"] < 0.5 * found["squares_in_turn"]
-    assert 0 <= found["targets"] < 0.02 + found["targets_in_turn"]
+    assert 0 <= found["inputs"] < 0.02 + found["inputs_in_turn"]

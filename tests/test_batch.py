@@ -27,12 +27,12 @@ from training_io.shard_format import read_shard
 relaxed = settings(deadline=None, max_examples=40)
 
 
-def assembled(root, docs, segments, **shard_arguments):
+def assembled(root, docs, segments, overlap=0, **shard_arguments):
     artifact = make_token_shards(root, {"train": docs}, **shard_arguments)
     index = read_index(artifact / "train_index")
     shards = [read_shard(artifact / file) for file in index.shard_files]
     doc, start, end = (np.array([row[at] for row in segments], dtype=np.int64) for at in range(3))
-    return index, assemble_batch(index, shards, doc, start, end, step_targets=100, epoch=2, step=7)
+    return index, assemble_batch(index, shards, doc, start, end, step_targets=100, epoch=2, step=7, overlap=overlap)
 
 
 def test_four_documents_make_one_flat_vector(tmp_path):
@@ -54,6 +54,16 @@ def test_a_cut_document_predicts_across_the_cut(tmp_path):
     assert batch.inputs.tolist() == [11, 12, 13, 14, 15]
     assert batch.targets.tolist() == [12, 13, 14, 15, 99]
     assert batch.position_ids.tolist() == [0, 1, 2, 3, 0]
+
+
+def test_what_a_segment_repeats_is_read_and_not_trained(tmp_path):
+    docs = [[11, 12, 13, 14, 15, 16]]
+    _, batch = assembled(tmp_path, docs, [(0, 2, 6), (0, 0, 4)], overlap=2, eos_id=99)
+    assert batch.inputs.tolist() == [13, 14, 15, 16, 11, 12, 13, 14]
+    assert batch.targets.tolist() == [IGNORED, IGNORED, 16, 99, 12, 13, 14, 15]
+    assert batch.position_ids.tolist() == [0, 1, 2, 3] * 2
+    assert batch.num_targets == 6
+    check_batch(batch)
 
 
 @relaxed
@@ -118,11 +128,15 @@ def test_unused_slots_become_no_tokens(tmp_path):
     st.integers(1, 4),
     st.integers(0, 9),
     st.integers(1, 3),
+    st.integers(0, 7),
 )
-def test_all_microbatches_of_a_plan_have_its_constant_shape(tmp_path_factory, lengths, packs, more, world_size):
+def test_all_microbatches_of_a_plan_have_its_constant_shape(
+    tmp_path_factory, lengths, packs, more, world_size, overlap
+):
     root = tmp_path_factory.mktemp("root")
     shards = make_token_shards(root, {"train": address_docs(lengths)}, max_shard_tokens=40)
-    plan = load_plan(make_plan(root, shards, max_seq_len=8, capacity=8 + more, packs_per_microbatch=packs))
+    packing = {"max_seq_len": 8, "capacity": 8 + more, "packs_per_microbatch": packs, "overlap": overlap}
+    plan = load_plan(make_plan(root, shards, **packing))
     shape = plan.constant_shape
     for rank in range(world_size):
         sampler = Sampler(plan, rank, world_size)
@@ -143,11 +157,12 @@ def test_all_microbatches_of_a_plan_have_its_constant_shape(tmp_path_factory, le
 
 def assert_slack_is_last(batch, filled):
     """The real part is untouched; then come slack segments of at most max_seqlen, then empty ones."""
-    num, num_segments = batch.num_targets, len(batch.segment_doc)
+    num, num_segments = len(batch.inputs), len(batch.segment_doc)
     for name in ("inputs", "targets", "position_ids"):
         assert np.array_equal(getattr(filled, name)[:num], getattr(batch, name))
     assert np.array_equal(filled.cu_seqlens[: num_segments + 1], batch.cu_seqlens)
-    assert (filled.num_targets, filled.step_targets, filled.step) == (num, batch.step_targets, batch.step)
+    assert filled.num_targets == batch.num_targets == np.count_nonzero(filled.targets != IGNORED)
+    assert (filled.step_targets, filled.step) == (batch.step_targets, batch.step)
     assert (filled.targets[num:] == IGNORED).all()
     assert (filled.segment_doc[num_segments:] == -1).all()
     slack = np.diff(filled.cu_seqlens[num_segments:])
@@ -207,6 +222,8 @@ def sound_batch():
         ({"inputs": np.arange(5, dtype=np.int32)}, r"inputs: expected int64\[5\], found int32\[5\]"),
         ({"position_ids": np.arange(5)}, "expected a restart at each segment, found another at token 3"),
         ({"segment_doc": np.array([4])}, "one document for each of 2 segments, found 1"),
+        ({"num_targets": 4}, "num_targets: expected 5, found 4"),
+        ({"targets": np.array([IGNORED, 2, 3, 4, 5])}, "num_targets: expected 4, found 5"),
     ],
 )
 def test_ill_formed_batches_are_broken_invariants(changes, message):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,11 @@ import pytest
 from tiny_artifacts import address_docs, make_package, make_plan, make_token_shards, seal, tiny_fingerprint
 
 from training_io.__main__ import main
+from training_io.errors import RecipeError
 from training_io.inspection import inspect
 from training_io.manifest import MANIFEST_NAME, QUARANTINE_NAME
+from training_io.packing import STRATEGIES, STREAMING
+from training_io.plan import SNAPSHOT_PACKS, load_plan
 
 LENGTHS = [6, 4, 3, 2, 20, 1, 0, 9]
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -163,7 +167,57 @@ def test_a_recipe_of_another_shape_gives_what_it_has(artifacts, tmp_path):
     recipe.write_text('{"data": {"max_seq_len": 4}, "train": {"batch_size": 35}}')
     report = inspect(artifacts[0], recipe)
     assert report["recipe"] == {"path": str(recipe), "max_seq_len": 4}
-    assert report["splits"]["train"]["under_recipe"] == {"segments": 14}
+    assert report["splits"]["train"]["under_recipe"] == {"segments": 14, "diverted": 0}
+
+
+LONG = [length for length in LENGTHS if length > 8]
+
+
+@pytest.mark.parametrize(
+    ("long_documents", "inputs", "diverted"),
+    [("cut", sum(LENGTHS), 0), ("divert", sum(LENGTHS) - sum(LONG), len(LONG)), (None, sum(LENGTHS), 0)],
+)
+def test_what_a_recipe_does_with_long_documents_is_counted(artifacts, tmp_path, long_documents, inputs, diverted):
+    recipe = tmp_path / "recipe.json"
+    packs = {"max_seq_len": 8, "capacity": 16, "strategy": "oldest_first", "buffer": 16}
+    stated = {} if long_documents is None else {"long_documents": long_documents}
+    recipe.write_text(json.dumps({"packs": packs | stated}))
+    under = inspect(artifacts[0], recipe)["splits"]["train"]["under_recipe"]
+    assert (under["targets"], under["diverted"]) == (inputs, diverted)
+    plan = make_plan(tmp_path / "own", artifacts[0], **packs, **stated)
+    train = inspect(plan, recipe)["splits"]["train"]
+    assert (train["targets"], train["diverted"], train["differs_from_recipe"]) == (inputs, diverted, {})
+    assert {name: train[name] for name in under} == under
+
+
+def test_what_an_overlap_repeats_takes_room_and_is_no_target(artifacts, tmp_path):
+    packs = {"max_seq_len": 8, "capacity": 16, "strategy": "oldest_first", "buffer": 16, "overlap": 3}
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(json.dumps({"packs": packs}))
+    plan = make_plan(tmp_path / "own", artifacts[0], **packs)
+    train = inspect(plan, recipe)["splits"]["train"]
+    under = inspect(artifacts[0], recipe)["splits"]["train"]["under_recipe"]
+    assert (train["targets"], train["repeated"]) == (45, 4 * 3)  # 20 inputs have three cuts, 9 have one
+    assert train["utilisation"] == (45 + 12) / (16 * train["packs"])
+    assert {name: train[name] for name in under} == under
+    assert train["differs_from_recipe"] == {}
+    assert inspect(artifacts[1], recipe)["splits"]["train"]["differs_from_recipe"] == {
+        "overlap": {"plan": 0, "recipe": 3}
+    }
+
+
+def test_a_recipe_that_refuses_long_documents_says_how_many(artifacts, tmp_path):
+    recipe = tmp_path / "recipe.json"
+    packs = {"max_seq_len": 8, "capacity": 16, "strategy": "oldest_first", "buffer": 16, "long_documents": "refuse"}
+    recipe.write_text(json.dumps({"packs": packs}))
+    splits = inspect(artifacts[0], recipe)["splits"]
+    assert splits["train"]["under_recipe"] == {"refused": len(LONG)}
+    assert splits["validation"]["under_recipe"]["targets"] == 3 + 5
+    differing = inspect(artifacts[1], recipe)["splits"]["train"]["differs_from_recipe"]
+    assert differing == {"long_documents": {"plan": "cut", "recipe": "refuse"}}
+    recipe.write_text(json.dumps({"packs": packs | {"long_documents": "shorten"}}))
+    with pytest.raises(RecipeError, match="long_documents: expected one of cut, refuse, divert, found 'shorten'"):
+        inspect(artifacts[0], recipe)
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.json", "{"), ("a.json", "[1]"), ("absent.json", None)])
@@ -287,7 +341,95 @@ def test_each_poison_is_a_line_and_status_one(artifacts, capsys, poison, which, 
     assert captured.err == ""
     assert any(part in line for line in lines for part in message.split("|"))
     assert main(["verify", str(artifacts[which]), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["violations"] == lines
+    assert [f"FAIL {violation}" for violation in json.loads(capsys.readouterr().out)["violations"]] == lines
+
+
+@pytest.mark.parametrize(
+    ("poison", "which", "first"),
+    [
+        (poison_byte, 0, "FAIL 18 files have their sizes and hashes: /"),
+        (poison_resealed_token, 0, "FAIL EOS at each document's end and nowhere else: train_000000.bin: token 2: "),
+        (poison_order, 1, "FAIL 10 segments, each once: split train: segment "),
+        (poison_index_away, 0, "FAIL 18 files have their sizes and hashes: /"),
+        (poison_unsealed, 1, "FAIL sealed, with a manifest that can be read: "),
+        (poison_quarantined, 1, "FAIL not quarantined: no_overlap: 2 violations (packing_plan "),
+    ],
+)
+def test_a_violation_begins_with_the_law_and_ends_with_whose_it_is(artifacts, capsys, poison, which, first):
+    poison(*artifacts)
+    main(["verify", str(artifacts[which])])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(first)
+    assert all(line.startswith("FAIL ") and line.endswith(")") for line in lines)
+
+
+@pytest.fixture(scope="module")
+def long_plan(tmp_path_factory):
+    """A plan of two snapshots by first_fit, which holds open packs as well."""
+    root = tmp_path_factory.mktemp("long")
+    docs = [[1] * (1 + at * at * 7 % 5) for at in range(10_000)]
+    shards = make_token_shards(root, {"train": docs}, token_dtype="uint16")
+    artifact = make_plan(root, shards, max_seq_len=5, capacity=6, strategy="first_fit", buffer=3)
+    assert SNAPSHOT_PACKS < load_plan(artifact).num_packs < 2 * SNAPSHOT_PACKS
+    return artifact
+
+
+def _drop_the_last(snapshots):
+    del snapshots[-1]
+
+
+def _forget_a_held_segment(snapshots):
+    snapshots[1]["packs"][-1].pop()
+
+
+def _read_on(snapshots):
+    snapshots[1]["arrived"] += 1
+
+
+def _read_too_far(snapshots):
+    snapshots[1]["arrived"] = 10**6
+
+
+def _close_the_packs_in_another_order(snapshots):
+    snapshots[1]["packs"].reverse()
+
+
+def _lose_a_key(snapshots):
+    del snapshots[0]["waiting"]
+
+
+@pytest.mark.parametrize(
+    ("poison", "message"),
+    [
+        (_drop_the_last, "expected 2 snapshots of .* packs by first_fit, found 1"),
+        (_forget_a_held_segment, "snapshot 1: expected the .* segments that were read and are in no pack before it"),
+        (_read_on, "snapshot 1: expected the .* segments that were read"),
+        (_read_too_far, "snapshot 1: expected .* read, found 1,000,000"),
+        (_close_the_packs_in_another_order, "pack 4,096, replayed from snapshot 1: expected segments .* as stored"),
+        (_lose_a_key, "cannot be recounted: KeyError"),
+    ],
+)
+def test_a_poisoned_snapshot_is_a_line_and_status_one(long_plan, tmp_path, capsys, poison, message):
+    copied = tmp_path / "packing_plan" / "-" / long_plan.name
+    shutil.copytree(long_plan.parents[2], tmp_path, dirs_exist_ok=True)
+    path = copied / "train" / "snapshots.json"
+    stored = json.loads(path.read_text())
+    poison(stored["snapshots"])
+    path.write_text(json.dumps(stored))
+    reseal(copied)
+    assert main(["verify", str(copied)]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert re.match(f"FAIL [12] snapshots of the packer.*{message}", line)
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_snapshots_of_a_sound_plan_hold(tmp_path, capsys, strategy):
+    docs = [[1] * (1 + at * at * 7 % 5) for at in range(6_000)]
+    shards = make_token_shards(tmp_path, {"train": docs}, token_dtype="uint16")
+    artifact = make_plan(tmp_path, shards, max_seq_len=5, capacity=5, strategy=strategy, buffer=4)
+    assert main(["verify", str(artifact)]) == 0
+    num_snapshots = load_plan(artifact).num_packs // SNAPSHOT_PACKS + 1 if strategy in STREAMING else 0
+    assert f"train: {num_snapshots} snapshots of the packer" in capsys.readouterr().out
 
 
 def test_a_package_is_verified_artifact_by_artifact(artifacts, tmp_path, capsys):

@@ -154,6 +154,61 @@ def test_every_pair_names_the_token(plan):
     assert f"token {int(plan.index.offsets[doc]) + start:,}:" in lost[0]
 
 
+@pytest.fixture
+def overlapping(tmp_path, shards):
+    packing = {"packs_per_microbatch": 1, "microbatches_per_step": 1, "overlap": 3}
+    return load_plan(make_plan(tmp_path, shards, **packing))
+
+
+def test_a_plan_with_an_overlap_keeps_every_law(overlapping):
+    assert overlapping.num_repeated > 0
+    assert plan_laws(overlapping) == set()
+
+
+@pytest.mark.parametrize("overlap", [0, 2, 4])
+def test_another_overlap_than_was_planned(overlapping, overlap):
+    assert plan_laws(dataclasses.replace(overlapping, overlap=overlap)) >= {"sums"}
+
+
+def test_a_segment_that_repeats_is_planned_twice(overlapping):
+    _, start, end = overlapping.locate(overlapping.order)
+    one, other = np.flatnonzero((start > 0) & (end - start == overlapping.max_seq_len))[:2]
+    poisoned = dataclasses.replace(overlapping, order=changed(overlapping.order, other, overlapping.order[one]))
+    violations = invariants.every_pair_once(poisoned)
+    assert plan_laws(poisoned) == {"pairs", "permutation", "steps"}
+    assert any("expected 1 planned pairs from it, found 2" in violation for violation in violations)
+    for times in (0, 2):
+        assert any(f"expected 1 repeats of it, found {times}" in violation for violation in violations)
+
+
+@pytest.mark.parametrize(
+    ("poison", "message"),
+    [
+        (lambda at, batch: {"targets": changed(batch.targets, at, batch.inputs[at + 1])}, "0 or 3 targets ignored"),
+        (lambda at, batch: {"targets": changed(batch.targets, at + 3, -100)}, "0 or 3 targets ignored"),
+        (lambda at, batch: {"targets": changed(batch.targets, slice(0, 3), -100)}, "tokens of document"),
+        (
+            lambda at, batch: {"targets": changed(batch.targets, slice(at, at + 3), batch.inputs[at + 1 : at + 4])},
+            "tokens of document",
+        ),
+        (lambda at, batch: {"inputs": changed(batch.inputs, at, 9)}, "tokens of document"),
+    ],
+    ids=["one trained again", "one too many", "a first segment", "all trained again", "another token"],
+)
+def test_a_batch_that_repeats_otherwise_than_planned_is_found(overlapping, poison, message):
+    shards = {
+        number: read_shard(overlapping.shards.path / file) for number, file in enumerate(overlapping.index.shard_files)
+    }
+    batch = next(batch for batch in Sampler(overlapping) if -100 in batch.targets[1:] and batch.targets[0] != -100)
+    at = int(np.flatnonzero(batch.targets == -100)[0])
+    assert invariants.batch_faults(batch, overlapping, shards) == []
+    poisoned = dataclasses.replace(batch, **poison(at, batch))
+    assert any(message in fault for fault in invariants.batch_faults(poisoned, overlapping, shards))
+    num_targets = int((poisoned.targets != -100).sum())
+    counted = dataclasses.replace(poisoned, num_targets=num_targets, step_targets=num_targets)
+    assert any(message in fault for fault in invariants.batch_faults(counted, overlapping, shards))
+
+
 def test_a_pack_over_capacity(plan):
     assert plan_laws(dataclasses.replace(plan, capacity=15)) == {"capacity", "steps"}
 

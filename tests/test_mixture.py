@@ -1,16 +1,19 @@
-"""Token quotas: exact sums by largest remainders."""
+"""Mixtures: exact quotas, every window within one pack of them, stages that leave what was spent alone."""
 
+from collections import Counter
 from fractions import Fraction
 
 import naive_batches as naive
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training_io.errors import RecipeError
-from training_io.mixture import token_quotas
+from training_io.mixture import MixtureStage, next_pool, schedule_packs, token_quotas
 
 relaxed = settings(deadline=None, max_examples=80)
+POOLS = ("english", "chinese", "code")
 
 
 def test_seven_pools_share_ten_billion_tokens():
@@ -57,3 +60,97 @@ def test_totals_beyond_floats_are_exact():
 def test_what_is_no_share_is_refused(shares, total, message):
     with pytest.raises(RecipeError, match=message):
         token_quotas(shares, total)
+
+
+@st.composite
+def pools_and_quotas(draw):
+    """Quotas of up to nine pools, and the size of each read in turn, of at most a unit."""
+    quotas = draw(st.lists(st.integers(1, 1000), min_size=1, max_size=9))
+    unit = draw(st.sampled_from([1, 2, 7, 100]))
+    sizes = draw(st.lists(st.sampled_from([unit, 1]) | st.integers(1, unit), min_size=1, max_size=150))
+    return {f"pool{number}": quota for number, quota in enumerate(quotas)}, unit, sizes
+
+
+@settings(deadline=None, max_examples=400)
+@given(pools_and_quotas())
+def test_after_every_pack_every_pool_is_within_a_unit_of_its_share(drawn):
+    quotas, unit, sizes = drawn
+    used = dict.fromkeys(quotas, 0)
+    for size in sizes:
+        used[next_pool(quotas, used, unit)] += size
+        assert naive.furthest_from_quota(quotas, used) < unit
+
+
+def test_to_read_what_is_furthest_below_its_quota_would_not_do():
+    """Why next_pool looks at deadlines: with many small pools the simpler rule is off by more than a unit."""
+    quotas = {"large": 1000} | {f"small{number}": number + 1 for number in range(15)}
+    used, furthest, by_deadline, furthest_by_deadline = dict.fromkeys(quotas, 0), 0, dict.fromkeys(quotas, 0), 0
+    for _ in range(1500):
+        behind = {pool: quotas[pool] * sum(used.values()) - used[pool] * sum(quotas.values()) for pool in quotas}
+        used[max(behind, key=behind.get)] += 100
+        furthest = max(furthest, naive.furthest_from_quota(quotas, used))
+        by_deadline[next_pool(quotas, by_deadline, 100)] += 100
+        furthest_by_deadline = max(furthest_by_deadline, naive.furthest_from_quota(quotas, by_deadline))
+    assert furthest > 100
+    assert furthest_by_deadline < 100
+
+
+def stage(name, tokens, *shares):
+    return MixtureStage(name=name, tokens=tokens, shares=dict(zip(POOLS, shares, strict=True)))
+
+
+PACKS = {"english": range(0, 40), "chinese": range(40, 43), "code": range(43, 60)}
+TOKENS = np.array([100 - number % 7 for number in range(60)])
+
+
+def test_a_stage_takes_effect_at_a_step_and_divides_what_is_left():
+    stages = [stage("base", 3_000, "60", "30", "10"), stage("code", 2_000, "40", "30", "30")]
+    schedule, (base, code) = schedule_packs(PACKS, TOKENS, stages, packs_per_step=4, seed=1)
+    assert base.quotas == {"english": 1_800, "chinese": 900, "code": 300}
+    assert (base.first_step, base.first_token) == (0, 0)
+    spent = np.cumsum(TOKENS[schedule])
+    assert spent[code.first_step * 4 - 1] == code.first_token >= 3_000 > spent[code.first_step * 4 - 5]
+    assert sum(code.quotas.values()) == 5_000 - code.first_token
+    assert list(code.quotas.values()) == token_quotas(["40", "30", "30"], 5_000 - code.first_token)
+    assert len(schedule) % 4 == 0
+    assert spent[-1] >= 5_000 > spent[-5]
+
+
+def test_each_pass_reads_every_pack_of_a_pool_once_and_each_in_another_order():
+    schedule, _ = schedule_packs(PACKS, TOKENS, [stage("base", 40_000, "60", "30", "10")], packs_per_step=1, seed=1)
+    for packs in PACKS.values():
+        read = [pack for pack in schedule.tolist() if pack in packs]
+        assert len(read) > len(packs)
+        passes = [read[first : first + len(packs)] for first in range(0, len(read), len(packs))]
+        assert passes[0] != list(packs)
+        assert all(sorted(one) == list(packs) for one in passes[:-1])
+        assert max(Counter(read).values()) - min(Counter(read)[pack] for pack in packs) <= 1
+    english = [pack for pack in schedule.tolist() if pack in PACKS["english"]]
+    assert english[40:80] != english[:40]
+
+
+def test_branches_share_everything_before_the_step_where_they_part():
+    base = stage("base", 3_000, "60", "30", "10")
+    one, _ = schedule_packs(PACKS, TOKENS, [base, stage("a", 2_000, "60", "30", "10")], packs_per_step=4, seed=1)
+    other, stages = schedule_packs(PACKS, TOKENS, [base, stage("b", 2_000, "40", "30", "30")], packs_per_step=4, seed=1)
+    parted = stages[1].first_step * 4
+    assert np.array_equal(one[:parted], other[:parted])
+    assert not np.array_equal(one[parted:], other[parted:])
+
+
+def test_a_pool_without_a_share_is_not_read_and_one_without_packs_is_refused():
+    schedule, (base,) = schedule_packs(PACKS, TOKENS, [stage("base", 900, "1", "0", "2")], packs_per_step=2, seed=1)
+    assert base.quotas == {"english": 300, "code": 600}
+    assert not set(schedule.tolist()) & set(PACKS["chinese"])
+    with pytest.raises(
+        RecipeError, match=r"stage base: expected documents in pool code for its 600 tokens, found none"
+    ):
+        schedule_packs(
+            {**PACKS, "code": range(60, 60)}, TOKENS, [stage("base", 900, "1", "0", "2")], packs_per_step=2, seed=1
+        )
+
+
+def test_a_stage_that_was_spent_before_it_began_is_refused():
+    stages = [stage("base", 10, "60", "30", "10"), stage("late", 20, "40", "30", "30")]
+    with pytest.raises(RecipeError, match=r"stage late: expected tokens left for it, found .* spent \d+ more than"):
+        schedule_packs(PACKS, TOKENS, stages, packs_per_step=4, seed=1)

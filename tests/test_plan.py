@@ -42,6 +42,7 @@ def replanned(plan, **changes):
     names = (
         "max_seq_len",
         "long_documents",
+        "overlap",
         "capacity",
         "strategy",
         "buffer",
@@ -112,7 +113,8 @@ def test_a_split_is_named_or_pointed_at(artifacts):
 def test_plan_json_is_as_documented(artifacts):
     shards, folder = artifacts
     fields = json.loads((folder / "train" / "plan.json").read_text())
-    assert fields["format"] == "corpusmill-plan/2"
+    assert fields["format"] == "corpusmill-plan/3"
+    assert (fields["long_documents"], fields["overlap"]) == ("cut", 0)
     assert fields["shards"]["path"] == f"../../../../token_shards/-/{shards.name}"
     assert fields["shards"]["identity"] == shards.name
     assert (fields["num_documents"], fields["num_segments"], fields["num_packs"]) == (8, 10, 3)
@@ -133,6 +135,7 @@ def test_artifacts_may_move_together(artifacts, tmp_path):
     [
         ("max_seq_len", 7),
         ("long_documents", "divert"),
+        ("overlap", 1),
         ("capacity", 17),
         ("strategy", "best_fit"),
         ("buffer", 17),
@@ -238,6 +241,40 @@ def test_snapshots_make_every_stretch_near():
     late = plan.num_packs - 1
     assert next(replay(plan, late)) == plan.segments_of(np.array([late])).tolist()
     assert plan.snapshots[-1]["arrived"] > 0.5 * plan.num_segments
+
+
+@relaxed
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(2, 9), st.integers(0, 9), st.data())
+def test_with_an_overlap_every_pair_is_trained_once_and_what_is_repeated_is_counted(
+    tmp_path_factory, lengths, max_seq_len, more, data
+):
+    overlap = data.draw(st.integers(0, max_seq_len - 1))
+    root = tmp_path_factory.mktemp("root")
+    shards = make_token_shards(root, {"train": address_docs(lengths)}, max_shard_tokens=20)
+    plan = load_plan(make_plan(root, shards, max_seq_len=max_seq_len, capacity=max_seq_len + more, overlap=overlap))
+    walked = [row for n in lengths for row in naive.overlapping_segments(n + 1, max_seq_len, overlap)]
+    packs = [plan.segments_of(np.array([pack])).tolist() for pack in range(plan.num_packs)]
+    inputs = [sum(walked[n][1] - walked[n][0] for n in chosen) for chosen in packs]
+    assert plan.pack_inputs(np.arange(plan.num_packs)).tolist() == inputs
+    assert max(inputs, default=0) <= plan.capacity
+    repeated = [sum(walked[n][2] for n in chosen) for chosen in packs]
+    assert plan.pack_targets.tolist() == [num - twice for num, twice in zip(inputs, repeated, strict=True)]
+    assert (plan.num_targets, plan.num_repeated) == (sum(lengths), sum(repeated))
+    assert plan.num_inputs == sum(inputs)
+    assert plan.pack_sum_squares.tolist() == [sum((walked[n][1] - walked[n][0]) ** 2 for n in pack) for pack in packs]
+    for law in (order_is_permutation, every_pair_once, packs_within_capacity, pack_sums_are_right, steps_match_shards):
+        assert law(plan) == []
+
+
+def test_six_thousand_inputs_with_an_overlap_of_five_hundred_are_six_thousand_five_hundred_to_read(tmp_path):
+    shards = make_token_shards(tmp_path, {"train": address_docs([6_000])})
+    plan = load_plan(
+        make_plan(tmp_path, shards, max_seq_len=4_000, capacity=4_000, overlap=500, packs_per_microbatch=2)
+    )
+    doc, start, end = plan.locate(np.arange(plan.num_segments))
+    assert (doc.tolist(), start.tolist(), end.tolist()) == ([0, 0], [0, 3_500], [4_000, 6_000])
+    assert (plan.num_inputs, plan.num_targets, plan.num_repeated) == (6_500, 6_000, 500)
+    assert plan.step_targets(0, 0) == 6_000
 
 
 def test_long_documents_are_diverted_whole(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_artifacts import address_docs, make_plan, make_token_shards
+from tiny_artifacts import FINGERPRINT, address_docs, make_plan, make_token_shards
 
 from training_io.batch import check_batch
 from training_io.errors import RecipeError, StateMismatch
@@ -19,12 +19,14 @@ from training_io.sampler import Sampler
 
 relaxed = settings(deadline=None, max_examples=25)
 LENGTHS = [6, 4, 3, 2, 20, 1, 0, 9, 12, 7, 5, 5, 11, 2, 16]
+OF_OLD = ("plan", "epoch", "next_step")  # what a state held before it said what it is of
 
 
-@pytest.fixture
-def plan(tmp_path):
+@pytest.fixture(params=[0, 3], ids=["apart", "overlapping"])
+def plan(tmp_path, request):
     shards = make_token_shards(tmp_path, {"train": address_docs(LENGTHS)}, max_shard_tokens=30)
-    return load_plan(make_plan(tmp_path, shards, packs_per_microbatch=1, microbatches_per_step=2))
+    packing = {"packs_per_microbatch": 1, "microbatches_per_step": 2, "overlap": request.param}
+    return load_plan(make_plan(tmp_path, shards, **packing))
 
 
 def same(a, b):
@@ -81,11 +83,13 @@ def test_the_last_step_may_be_short(plan):
     st.integers(1, 4),
     st.integers(1, 4),
     st.integers(1, 9),
+    st.integers(0, 7),
 )
-def test_the_union_over_ranks_is_the_step(tmp_path_factory, lengths, per_microbatch, microbatches, world_size):
+def test_the_union_over_ranks_is_the_step(tmp_path_factory, lengths, per_microbatch, microbatches, world_size, overlap):
     root = tmp_path_factory.mktemp("root")
     shards = make_token_shards(root, {"train": address_docs(lengths)}, max_shard_tokens=40)
-    plan = load_plan(make_plan(root, shards, packs_per_microbatch=per_microbatch, microbatches_per_step=microbatches))
+    packing = {"packs_per_microbatch": per_microbatch, "microbatches_per_step": microbatches, "overlap": overlap}
+    plan = load_plan(make_plan(root, shards, **packing))
     alone = Sampler(plan)
     ranks = [Sampler(plan, rank, world_size) for rank in range(world_size)]
     for _ in range(2 * plan.num_steps):
@@ -194,7 +198,7 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next(plan):
     sampler = Sampler(plan)
     for _ in range(plan.num_steps):
         next(sampler)
-    assert sampler.state_dict() == {"plan": plan.identity, "epoch": 1, "next_step": 0}
+    assert sampler.state_dict().items() >= {"plan": plan.identity, "epoch": 1, "next_step": 0}.items()
     unnormalised = Sampler(plan)
     unnormalised.load_state_dict({"plan": plan.identity, "epoch": 0, "next_step": plan.num_steps})
     assert unnormalised.state_dict() == sampler.state_dict()
@@ -203,7 +207,9 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next(plan):
 def test_a_state_is_small_json(plan):
     sampler = Sampler(plan)
     sampler.load_state_dict({"plan": plan.identity, "epoch": 10**9, "next_step": 1})
-    assert len(json.dumps(sampler.state_dict())) < 200
+    state = sampler.state_dict()
+    assert len(json.dumps(state)) < 200
+    assert len(json.dumps(state | {"next_step": 10**9, "capacity": 10**6})) < 200
 
 
 def test_a_state_of_another_plan_is_refused_naming_both(plan):
@@ -211,6 +217,37 @@ def test_a_state_of_another_plan_is_refused_naming_both(plan):
     with pytest.raises(StateMismatch, match=f"plan {'9' * 12}….*{plan.identity[:12]}…"):
         sampler.load_state_dict({"plan": "9" * 64, "epoch": 0, "next_step": 0})
     assert sampler.state_dict()["next_step"] == 0
+
+
+@pytest.mark.parametrize(
+    ("shards_options", "plan_options", "message"),
+    [
+        ({"fingerprint": "f" * 64}, {}, f"….*; tokenizer: saved for ffff+, this run has {FINGERPRINT[:12]}[.] Resume"),
+        ({"token_dtype": "uint16"}, {}, "….*; dtype: saved for uint16, this run has uint32[.] Resume"),
+        ({}, {"capacity": 24}, "….*; capacity: saved for 24, this run has 16[.] Resume"),
+        ({}, {"epoch_seed": 9}, "…[.] Resume"),
+    ],
+)
+def test_a_refusal_names_what_differs_with_both_values(tmp_path, shards_options, plan_options, message):
+    docs = {"train": [[1, 2, 3], [4, 5], [6, 7, 8, 9]]}
+    plan, other = (
+        load_plan(make_plan(tmp_path, make_token_shards(tmp_path / name, docs, **options), **packing))
+        for name, options, packing in (("this", {}, {}), ("other", shards_options, plan_options))
+    )
+    state = Sampler(other).state_dict()
+    found = rf"plan {other.identity[:12]}…, this run has {plan.identity[:12]}"
+    with pytest.raises(StateMismatch, match=found + message):
+        Sampler(plan).load_state_dict(state)
+    with pytest.raises(StateMismatch, match=found + "…[.] Resume"):  # a state of old says no more than its plan
+        Sampler(plan).load_state_dict({name: state[name] for name in OF_OLD})
+
+
+def test_a_state_of_old_still_loads(plan):
+    sampler = Sampler(plan)
+    next(sampler)
+    again = Sampler(plan)
+    again.load_state_dict({name: sampler.state_dict()[name] for name in OF_OLD})
+    assert same(next(again), next(sampler))
 
 
 @pytest.mark.parametrize(

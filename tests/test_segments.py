@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training_io.errors import RecipeError
-from training_io.segments import cut_document, cut_with_overlap, first_segments, locate_segments, segment_table
+from training_io.segments import (
+    Segments,
+    cut_document,
+    cut_with_overlap,
+    first_segments,
+    locate_segments,
+    repeated_inputs,
+    segment_table,
+)
 
 relaxed = settings(deadline=None, max_examples=80)
 limits = st.integers(1, 9)
@@ -72,10 +80,32 @@ def test_what_is_new_in_each_window_covers_every_input_once(num_inputs, max_seq_
     assert [repeated for _, _, repeated in segments] == [0, *[overlap] * (len(segments) - 1)][: len(segments)]
 
 
+@relaxed
+@given(st.lists(st.integers(1, 60), max_size=12), limits, st.data())
+def test_overlapping_segments_are_located_as_a_walk_would_cut_them(lengths, max_seq_len, data):
+    overlap = data.draw(st.integers(0, max_seq_len - 1))
+    walked = [(d, *row) for d, n in enumerate(lengths) for row in naive.overlapping_segments(n, max_seq_len, overlap)]
+    array = np.array(lengths, dtype=np.int64)
+    doc, start, end = segment_table(array, max_seq_len, overlap)
+    columns = (doc, start, end, repeated_inputs(start, overlap))
+    assert all(column.dtype == np.int64 for column in columns)
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == walked
+    segments = Segments(array, max_seq_len, overlap)
+    assert len(segments) == len(walked)
+    located = segments.locate(np.arange(len(walked))[::-1])
+    assert list(zip(*(column.tolist() for column in located), strict=True)) == [row[:3] for row in walked[::-1]]
+    assert list(segments.lengths_from(0)) == [end - start for _, start, end, _ in walked]
+    for num_tokens in lengths:
+        rows = [tuple(row) for row in cut_with_overlap(num_tokens - 1, max_seq_len, overlap).tolist()]
+        assert rows == naive.overlapping_segments(num_tokens, max_seq_len, overlap)
+
+
 @pytest.mark.parametrize("overlap", [-1, 4, 5])
 def test_an_overlap_that_makes_no_progress_is_refused(overlap):
     with pytest.raises(RecipeError, match=f"found {overlap}"):
         cut_with_overlap(10, 4, overlap)
+    with pytest.raises(RecipeError, match=f"found {overlap}"):
+        Segments(np.array([11]), 4, overlap)
 
 
 @pytest.mark.parametrize("cut", [cut_document, lambda n, limit: segment_table(np.array([n]), limit)])

@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 from test_sampler import same, segments_in
-from tiny_artifacts import address_docs, make_plan, make_token_shards
+from tiny_artifacts import FINGERPRINT, address_docs, make_plan, make_token_shards
 
 from training_io.document_index import read_index
 from training_io.errors import RecipeError, StateMismatch
@@ -26,6 +26,7 @@ PACKING = {
     "epoch_seed": 1,
 }
 streaming = pytest.mark.parametrize("strategy", sorted(STREAMING))
+overlapping = pytest.mark.parametrize("overlap", [0, 3])
 
 
 @pytest.fixture
@@ -41,9 +42,11 @@ def planned_and_not(tmp_path, shards, **changes):
 
 
 @streaming
+@overlapping
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_batches_are_those_of_the_stored_plan_in_every_epoch(tmp_path, shards, strategy, world_size):
-    plan, source = planned_and_not(tmp_path, shards, strategy=strategy)
+def test_batches_are_those_of_the_stored_plan_in_every_epoch(tmp_path, shards, strategy, world_size, overlap):
+    plan, source = planned_and_not(tmp_path, shards, strategy=strategy, overlap=overlap)
+    assert (plan.num_repeated > 0) == (overlap > 0)
     for rank in range(world_size):
         stored, stream = Sampler(plan, rank, world_size), StreamingSampler(source, rank, world_size)
         for _ in range(2 * plan.num_steps + 3):
@@ -57,8 +60,9 @@ def test_batches_are_those_of_the_stored_plan_in_every_epoch(tmp_path, shards, s
 
 
 @streaming
-def test_a_state_resumes_at_every_step_twice_and_at_the_edge_of_the_epoch(tmp_path, shards, strategy):
-    plan, source = planned_and_not(tmp_path, shards, strategy=strategy)
+@overlapping
+def test_a_state_resumes_at_every_step_twice_and_at_the_edge_of_the_epoch(tmp_path, shards, strategy, overlap):
+    plan, source = planned_and_not(tmp_path, shards, strategy=strategy, overlap=overlap)
     batches = list(islice(Sampler(plan), plan.num_steps + 3))
     sampler = StreamingSampler(source)
     for at in range(plan.num_steps + 2):
@@ -103,15 +107,39 @@ def test_long_documents_are_diverted_as_in_the_plan(tmp_path, shards):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"capacity": 17}, {"max_seq_len": 7}, {"strategy": "best_fit"}, {"buffer": 6}, {"epoch_seed": 2}],
+    [{"capacity": 17}, {"max_seq_len": 7}, {"overlap": 1}, {"strategy": "best_fit"}, {"buffer": 6}, {"epoch_seed": 2}],
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_state_of_another_stream_is_refused_naming_both(tmp_path, shards, changes):
     _, source = planned_and_not(tmp_path, shards)
     _, other = planned_and_not(tmp_path, shards, **changes)
     sampler = StreamingSampler(source)
-    with pytest.raises(StateMismatch, match=f"{other.identity[:12]}….*{source.identity[:12]}…"):
-        sampler.load_state_dict(StreamingSampler(other).state_dict())
+    ((name, value),) = changes.items()
+    named = f"; {name}: saved for {value}, this run has {getattr(source, name)}"
+    state = StreamingSampler(other).state_dict()
+    with pytest.raises(StateMismatch, match=f"{other.identity[:12]}….*{source.identity[:12]}…{named}[.] Resume"):
+        sampler.load_state_dict(state)
+    bare = {name: state[name] for name in ("stream", "epoch", "next_step", "carry")}
+    with pytest.raises(StateMismatch, match=f"{other.identity[:12]}….*{source.identity[:12]}…[.] Resume"):
+        sampler.load_state_dict(bare)
+
+
+def test_a_state_of_other_tokens_is_refused_naming_both(tmp_path, shards):
+    _, source = planned_and_not(tmp_path, shards)
+    docs = {"train": [[1, 2, 3, 4]]}
+    others = make_token_shards(tmp_path / "other", docs, token_dtype="uint16", fingerprint="e" * 64)
+    _, other = planned_and_not(tmp_path / "other", others)
+    tokenizer = f"; tokenizer: saved for {'e' * 12}, this run has {FINGERPRINT[:12]}"
+    with pytest.raises(StateMismatch, match=f"{tokenizer}; dtype: saved for uint16, this run has uint32[.] Resume"):
+        StreamingSampler(source).load_state_dict(StreamingSampler(other).state_dict())
+
+
+def test_a_state_of_old_still_loads(tmp_path, shards):
+    _, source = planned_and_not(tmp_path, shards)
+    sampler, again = StreamingSampler(source), StreamingSampler(source)
+    next(sampler)
+    again.load_state_dict({name: sampler.state_dict()[name] for name in ("stream", "epoch", "next_step", "carry")})
+    assert same(next(again), next(sampler))
 
 
 @pytest.mark.parametrize(

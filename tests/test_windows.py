@@ -16,8 +16,8 @@ from training_io.windows import RandomWindows, WindowLoader, context_offsets, do
 relaxed = settings(deadline=None, max_examples=40)
 
 
-def write_shards(folder, sizes, dtype="uint16"):
-    paths, start = [], 0
+def write_shards(folder, sizes, dtype="uint16", start=0):
+    paths = []
     for number, size in enumerate(sizes):
         paths.append(folder / f"train_{number:06d}.bin")
         write_shard(paths[-1], np.arange(start, start + size, dtype=dtype))
@@ -260,6 +260,37 @@ def test_a_state_of_other_windows_is_refused(tmp_path):
         with pytest.raises(StateMismatch, match="window state"):
             windows.load_state_dict(broken)
     windows.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("first", "dtype", "message"),
+    [
+        (7, "uint16", "…; sampled: saved for [0-9a-f]{12}, this run has"),
+        (0, "uint32", "…; dtype: saved for uint32, this"),
+    ],
+)
+def test_a_state_of_shards_of_the_same_lengths_is_refused_naming_both(tmp_path, first, dtype, message):
+    (other := tmp_path / "other").mkdir()
+    loader = WindowLoader(write_shards(tmp_path, [400, 0, 300]), 2, 4)
+    others = WindowLoader(write_shards(other, [400, 0, 300], dtype, first), 2, 4)
+    with pytest.raises(StateMismatch, match=message):
+        RandomWindows(loader, seed=1).load_state_dict(RandomWindows(others, seed=1).state_dict())
+
+
+def test_a_refusal_of_other_windows_names_what_differs(tmp_path):
+    paths = write_shards(tmp_path, [40, 30])
+    state = RandomWindows(WindowLoader(paths[:1], 3, 4), seed=1).state_dict()
+    expected = "…; B: saved for 3, this run has 2; tokens: saved for 40, this run has 70; sampled: saved for"
+    with pytest.raises(StateMismatch, match=expected):
+        RandomWindows(WindowLoader(paths, 2, 4), seed=1).load_state_dict(state)
+
+
+def test_a_state_of_old_still_loads(tmp_path):
+    loader = WindowLoader(write_shards(tmp_path, [40, 30]), 2, 4)
+    windows, again = RandomWindows(loader, seed=1), RandomWindows(loader, seed=2)
+    next(windows)
+    again.load_state_dict({name: windows.state_dict()[name] for name in ("stream", "rng")})
+    assert np.array_equal(next(again)[0], next(windows)[0])
 
 
 @relaxed

@@ -4,6 +4,7 @@ them.
 
 import hashlib
 import json
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from training_io.document_index import cut_shards, index_of, read_index, write_i
 from training_io.handoff import PACKAGE_FORMAT
 from training_io.hashing import identity_of, sha256_file
 from training_io.manifest import MANIFEST_NAME, Manifest, artifact_identity, load_manifest
+from training_io.mixture import MixtureStage
 from training_io.plan import ShardsReference, load_plan, plan_packs, splits_of, write_plan
 from training_io.sampler import Sampler
 from training_io.shard_format import write_shard
@@ -83,6 +85,8 @@ def make_plan(
     microbatches_per_step: int = 2,
     epoch_seed: int = 1,
     long_documents: str = "cut",
+    overlap: int = 0,
+    mixture: tuple[MixtureStage, ...] = (),
 ) -> Path:
     """Write and seal `<root>/packing_plan/-/<identity>` with one folder a split, over a token_shards artifact."""
     manifest = load_manifest(shards_artifact)
@@ -97,6 +101,8 @@ def make_plan(
         "microbatches_per_step": microbatches_per_step,
         "epoch_seed": epoch_seed,
         "long_documents": long_documents,
+        "overlap": overlap,
+        "mixture": [asdict(stage) for stage in mixture],
         "splits": list(splits),
     }
     folder = root / "packing_plan" / "-" / artifact_identity("packing_plan", "-", inputs, parameters, 1)
@@ -113,6 +119,8 @@ def make_plan(
             microbatches_per_step=microbatches_per_step,
             epoch_seed=epoch_seed,
             long_documents=long_documents,
+            overlap=overlap,
+            mixture=mixture if split == "train" else (),
         )
         write_plan(folder / split, plan, shards_artifact)
         counts[split] = {"num_packs": plan.num_packs, "num_targets": plan.num_targets}

@@ -1,6 +1,6 @@
 """Balance: which ranks train on which packs of a step.
 
-In: targets and sums of squared lengths of a step's packs. Out: the packs of each rank. The promise: every pack of the
+In: inputs and sums of squared lengths of a step's packs. Out: the packs of each rank. The promise: every pack of the
 step goes to exactly one rank, ranks differ by at most one pack, and both sums are about even, since the slowest rank
 is what a step takes. Cost: one sort of the packs and one of the ranks for each pack a rank gets.
 """
@@ -19,19 +19,19 @@ I64 = npt.NDArray[np.int64]
 AnyInts = npt.NDArray[np.integer]
 
 
-def share_packs(targets: AnyInts, sum_squares: AnyInts, num_ranks: int) -> list[I64]:
+def share_packs(inputs: AnyInts, sum_squares: AnyInts, num_ranks: int) -> list[I64]:
     """Positions of each rank's packs within the step, in step order.
 
     The costliest packs are dealt first, a round at a time: one to each rank, the costliest to the rank that has the
-    least so far (ties to the lower position and rank). A pack's cost is its share of the step's targets plus its share
+    least so far (ties to the lower position and rank). A pack's cost is its share of the step's inputs plus its share
     of the step's squares.
 
     >>> [share.tolist() for share in share_packs(np.array([4, 4, 4, 4]), np.array([16, 8, 10, 4]), 2)]
     [[0, 3], [1, 2]]
     """
     if num_ranks == 1:
-        return [np.arange(len(targets), dtype=np.int64)]
-    costs = _shares(targets) + _shares(sum_squares)
+        return [np.arange(len(inputs), dtype=np.int64)]
+    costs = _shares(inputs) + _shares(sum_squares)
     dealt = np.argsort(-costs, kind="stable")
     loads = np.zeros(num_ranks)
     ranks = np.empty(len(dealt), dtype=np.int64)
@@ -50,15 +50,15 @@ def deal_in_turn(num_packs: int, num_ranks: int) -> list[I64]:
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """How much more than the mean the fullest rank has, 0 for even ranks, of a step's targets and squared lengths."""
+    """How much more than the mean the fullest rank has, 0 for even ranks, of a step's inputs and squared lengths."""
 
-    targets: float
+    inputs: float
     sum_squares: float
 
 
-def overhead_of(shares: Sequence[I64], targets: AnyInts, sum_squares: AnyInts) -> Overhead:
+def overhead_of(shares: Sequence[I64], inputs: AnyInts, sum_squares: AnyInts) -> Overhead:
     """The overhead of one way of sharing a step; 0 for a step without packs."""
-    return Overhead(targets=_excess(shares, targets), sum_squares=_excess(shares, sum_squares))
+    return Overhead(inputs=_excess(shares, inputs), sum_squares=_excess(shares, sum_squares))
 
 
 def mean_overheads(plan: Plan, num_ranks: int) -> dict[str, float]:
@@ -70,11 +70,11 @@ def mean_overheads(plan: Plan, num_ranks: int) -> dict[str, float]:
     rows = []
     for step in steps:
         packs = plan.step_packs(0, step)
-        targets, sum_squares = plan.pack_targets[packs], plan.pack_sum_squares[packs]
-        balanced = overhead_of(share_packs(targets, sum_squares, num_ranks), targets, sum_squares)
-        in_turn = overhead_of(deal_in_turn(len(packs), num_ranks), targets, sum_squares)
-        rows.append((balanced.targets, balanced.sum_squares, in_turn.targets, in_turn.sum_squares))
-    names = ("targets", "squares", "targets_in_turn", "squares_in_turn")
+        inputs, sum_squares = plan.pack_inputs(packs), plan.pack_sum_squares[packs]
+        balanced = overhead_of(share_packs(inputs, sum_squares, num_ranks), inputs, sum_squares)
+        in_turn = overhead_of(deal_in_turn(len(packs), num_ranks), inputs, sum_squares)
+        rows.append((balanced.inputs, balanced.sum_squares, in_turn.inputs, in_turn.sum_squares))
+    names = ("inputs", "squares", "inputs_in_turn", "squares_in_turn")
     means = np.array(rows).mean(axis=0).tolist() if rows else [0.0] * len(names)
     return dict(zip(names, means, strict=True))
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from training_io.document_index import DocumentIndex
 from training_io.errors import InvariantBroken, RecipeError
-from training_io.segments import offsets_of
+from training_io.segments import offsets_of, repeated_inputs
 
 I64 = npt.NDArray[np.int64]
 
@@ -26,13 +26,13 @@ IGNORED = -100  # a target that torch's cross-entropy leaves out
 class PackedBatch:
     """Segments laid end to end: segment k is [cu_seqlens[k], cu_seqlens[k + 1]) of the flat arrays of T tokens.
 
-    max_seqlen is the longest segment here; num_targets is T (less in a constant shape); segment_doc holds each
-    segment's document number in the index. step_targets is the loss denominator: all targets of the global step, over
-    its microbatches and ranks.
+    max_seqlen is the longest segment here; num_targets counts the targets that are not IGNORED: T, less what an overlap
+    repeats and the slack of a constant shape; segment_doc holds each segment's document number in the index.
+    step_targets is the loss denominator: all targets of the global step, over its microbatches and ranks.
     """
 
     inputs: I64  # [T]
-    targets: I64  # [T]
+    targets: I64  # [T], IGNORED where nothing is trained
     position_ids: I64  # [T]
     cu_seqlens: npt.NDArray[np.int32]  # [S + 1]
     max_seqlen: int
@@ -62,10 +62,12 @@ def assemble_batch(
     step_targets: int,
     epoch: int,
     step: int,
+    overlap: int = 0,
 ) -> PackedBatch:
     """Gather segments, given as documents and half-open input ranges (int64[S] each), into one batch; S may be 0.
 
-    shards are the index's shards in order, as read_shard maps them.
+    shards are the index's shards in order, as read_shard maps them. The first `overlap` targets of a segment that does
+    not begin its document are IGNORED: the segment before it trains them.
     """
     lengths = end - start
     cu_seqlens = _running_sums(lengths)
@@ -78,6 +80,9 @@ def assemble_batch(
     targets = np.empty_like(inputs)
     targets[:-1] = tokens[1:]
     targets[cu_seqlens[1:] - 1] = [views[shard][last] for shard, _, last in spans]  # the look-ahead
+    repeated = repeated_inputs(start, overlap)
+    for at, num in zip(cu_seqlens[:-1][repeated > 0].tolist(), repeated[repeated > 0].tolist(), strict=True):
+        targets[at : at + num] = IGNORED
     max_seqlen = int(lengths.max(initial=0))
     ramp = np.arange(max_seqlen, dtype=np.int64).data
     return PackedBatch(
@@ -86,7 +91,7 @@ def assemble_batch(
         position_ids=joined([ramp[:length] for length in lengths.tolist()], "int64"),
         cu_seqlens=cu_seqlens,
         max_seqlen=max_seqlen,
-        num_targets=len(inputs),
+        num_targets=len(inputs) - int(repeated.sum()),
         segment_doc=np.asarray(doc, dtype=np.int64),
         step_targets=step_targets,
         epoch=epoch,
@@ -108,13 +113,13 @@ def in_constant_shape(batch: PackedBatch, shape: ConstantShape) -> PackedBatch:
     targets IGNORED, document -1. What is left of cu_seqlens repeats its end. num_targets still counts real targets
     only. RecipeError for a batch that does not fit.
     """
-    slack = shape.num_tokens - batch.num_targets
+    slack = shape.num_tokens - len(batch.inputs)
     slack_lengths = [min(shape.max_seqlen, slack - first) for first in range(0, slack, shape.max_seqlen)]
     num_segments = len(batch.segment_doc) + len(slack_lengths)
     if slack < 0 or num_segments > shape.num_segments or batch.max_seqlen > shape.max_seqlen:
         raise RecipeError(
             f"step {batch.step:,}: expected at most {shape.num_tokens:,} tokens in {shape.num_segments:,} segments of"
-            f" {shape.max_seqlen:,} with the slack, found {batch.num_targets:,} in {num_segments:,} of"
+            f" {shape.max_seqlen:,} with the slack, found {len(batch.inputs):,} in {num_segments:,} of"
             f" {batch.max_seqlen:,}. Take the shape from the plan of the batch."
         )
     lengths = [*np.diff(batch.cu_seqlens).tolist(), *slack_lengths, *[0] * (shape.num_segments - num_segments)]
@@ -153,20 +158,23 @@ def check_cu_seqlens(cu_seqlens: npt.NDArray[np.int32], num_tokens: int, max_seq
 
 
 def check_batch(batch: PackedBatch) -> None:
-    """Raise InvariantBroken for ill-formed cu_seqlens, arrays of unequal length, or positions that do not restart."""
+    """Raise InvariantBroken for ill-formed cu_seqlens, arrays of unequal length, positions that do not restart, or
+    another number of targets than are not IGNORED.
+    """
+    num_tokens = len(batch.inputs)
     for name, values in (("inputs", batch.inputs), ("targets", batch.targets), ("position_ids", batch.position_ids)):
-        if values.dtype != np.int64 or values.shape != (batch.num_targets,):
-            raise InvariantBroken(
-                f"{name}: expected int64[{batch.num_targets:,}], found {values.dtype}{list(values.shape)}"
-            )
-    check_cu_seqlens(batch.cu_seqlens, batch.num_targets, batch.max_seqlen)
+        if values.dtype != np.int64 or values.shape != (num_tokens,):
+            raise InvariantBroken(f"{name}: expected int64[{num_tokens:,}], found {values.dtype}{list(values.shape)}")
+    if (num_targets := int(np.count_nonzero(batch.targets != IGNORED))) != batch.num_targets:
+        raise InvariantBroken(f"num_targets: expected {num_targets:,}, found {batch.num_targets:,}")
+    check_cu_seqlens(batch.cu_seqlens, num_tokens, batch.max_seqlen)
     if batch.segment_doc.shape != (len(batch.cu_seqlens) - 1,):
         raise InvariantBroken(
             f"segment_doc: expected one document for each of {len(batch.cu_seqlens) - 1:,} segments,"
             f" found {len(batch.segment_doc):,}"
         )
     starts = np.repeat(batch.cu_seqlens[:-1], np.diff(batch.cu_seqlens))
-    wrong = np.flatnonzero(batch.position_ids != np.arange(batch.num_targets) - starts)
+    wrong = np.flatnonzero(batch.position_ids != np.arange(num_tokens) - starts)
     if len(wrong):
         raise InvariantBroken(
             f"position_ids: expected a restart at each segment, found another at token {int(wrong[0]):,}"

@@ -4,6 +4,9 @@ Every message says what was checked, what was expected, what was found, where, a
 separators. Nothing here is caught and hidden: a command prints the message and exits with status 1.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class CorpusmillError(Exception):
     """Base of the errors that a user can act on."""
@@ -27,3 +30,12 @@ class SourceError(CorpusmillError):
 
 class InvariantBroken(AssertionError):
     """A law that our own code must keep was found broken: a defect of corpusmill, not of the input."""
+
+
+def differences(state: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """Names and both values of the facts of this run that a state says otherwise; states of old say none."""
+    return "".join(
+        f"; {name}: saved for {state[name]}, this run has {value}"
+        for name, value in facts.items()
+        if name in state and state[name] != value
+    )

@@ -18,11 +18,12 @@ from training_io.errors import FormatError, RecipeError
 from training_io.manifest import load_manifest, quarantine_reasons
 from training_io.packing import pack
 from training_io.plan import PLAN_NAME, Plan, load_plan, splits_of
-from training_io.segments import keep_whole, segment_table
+from training_io.segments import keep_whole, repeated_inputs, segment_table
 from training_io.verification import artifacts_at, index_folders
 
 QUANTILES = {"min": 0.0, "p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "max": 1.0}
 RECIPE_NUMBERS = ("max_seq_len", "capacity", "strategy", "buffer")
+RECIPE_DEFAULTS: dict[str, Any] = {"long_documents": "cut", "overlap": 0}  # what a recipe means that does not say
 
 
 def inspect(path: Path, recipe_path: Path | None) -> dict[str, Any]:
@@ -46,7 +47,8 @@ def inspect(path: Path, recipe_path: Path | None) -> dict[str, Any]:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The packing numbers that a recipe states: those of max_seq_len, capacity, strategy and buffer that it has.
+    """The packing numbers that a recipe states: those of max_seq_len, capacity, strategy, buffer, long_documents and
+    overlap that it has.
 
     They are looked for in its section `packs` if it has one, else anywhere. JSON always; YAML where PyYAML is
     installed, which a training box may lack.
@@ -66,7 +68,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RecipeError(f"{path}: expected a mapping of settings, found {type(value).__name__}. Correct the file.")
     found = dict(_entries(value.get("packs", value)))
-    return {name: found[name] for name in RECIPE_NUMBERS if name in found}
+    return {name: found[name] for name in (*RECIPE_NUMBERS, *RECIPE_DEFAULTS) if name in found}
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
@@ -122,27 +124,35 @@ def _shards_report(index: DocumentIndex, recipe: dict[str, Any]) -> dict[str, An
 
 
 def _under_recipe(index: DocumentIndex, recipe: dict[str, Any]) -> dict[str, Any]:
-    """Segments that a recipe would cut from these documents and, if it says how, the packs that it would make of
-    them.
+    """Segments that a recipe would cut from these documents, how many documents it would divert and, if it says how,
+    the packs that it would make; of a recipe that refuses them, for how many documents it does.
     """
     max_seq_len = int(recipe["max_seq_len"])
-    lengths = keep_whole(index.lengths, max_seq_len, str(recipe.get("long_documents", "cut")))
-    _, start, end = segment_table(lengths, max_seq_len)
-    report: dict[str, Any] = {"segments": len(start)}
+    stated = RECIPE_DEFAULTS | recipe
+    num_long = int((index.lengths - 1 > max_seq_len).sum())
+    if stated["long_documents"] == "refuse" and num_long:
+        return {"refused": num_long}
+    lengths = keep_whole(index.lengths, max_seq_len, str(stated["long_documents"]))
+    overlap = int(stated["overlap"])
+    _, start, end = segment_table(lengths, max_seq_len, overlap)
+    num_diverted = num_long if stated["long_documents"] == "divert" else 0
+    report: dict[str, Any] = {"segments": len(start), "diverted": num_diverted}
     if all(name in recipe for name in RECIPE_NUMBERS):
         capacity = int(recipe["capacity"])
         _, pack_offsets = pack(end - start, capacity, str(recipe["strategy"]), int(recipe["buffer"]))
-        report |= _packing_report(len(pack_offsets) - 1, int((end - start).sum()), capacity)
+        num_repeated = int(repeated_inputs(start, overlap).sum())
+        report |= _packing_report(len(pack_offsets) - 1, int((end - start).sum()), num_repeated, capacity)
     return report
 
 
 def _plan_report(plan: Plan, recipe: dict[str, Any]) -> dict[str, Any]:
-    stored = {name: getattr(plan, name) for name in RECIPE_NUMBERS}
+    stored = {name: getattr(plan, name) for name in (*RECIPE_NUMBERS, *RECIPE_DEFAULTS)}
     report: dict[str, Any] = {
         "documents": plan.index.num_documents,
         "tokens": plan.index.num_tokens,
+        "diverted": len(plan.diverted),
         "segments": plan.num_segments,
-        **_packing_report(plan.num_packs, plan.num_targets, plan.capacity),
+        **_packing_report(plan.num_packs, plan.num_inputs, plan.num_repeated, plan.capacity),
         "steps": plan.num_steps,
         "packs_per_step": plan.packs_per_step,
         **stored,
@@ -156,12 +166,13 @@ def _plan_report(plan: Plan, recipe: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def _packing_report(num_packs: int, num_targets: int, capacity: int) -> dict[str, Any]:
+def _packing_report(num_packs: int, num_inputs: int, num_repeated: int, capacity: int) -> dict[str, Any]:
     return {
         "packs": num_packs,
-        "targets": num_targets,
-        "utilisation": num_targets / (num_packs * capacity) if num_packs else 1.0,
-        "packs_above_minimum": num_packs - -(-num_targets // capacity),
+        "targets": num_inputs - num_repeated,
+        "repeated": num_repeated,
+        "utilisation": num_inputs / (num_packs * capacity) if num_packs else 1.0,
+        "packs_above_minimum": num_packs - -(-num_inputs // capacity),
     }
 
 

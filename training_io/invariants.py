@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from training_io.batch import PackedBatch
+from training_io.batch import IGNORED, PackedBatch
 from training_io.document_index import DocumentIndex
 from training_io.plan import Plan
 from training_io.sampler import Sampler
@@ -129,39 +129,56 @@ def order_is_permutation(plan: Plan) -> list[str]:
 
 
 def every_pair_once(plan: Plan) -> list[str]:
-    """Each token but a document's last is the input of exactly one planned pair, counted on the positions of the
-    shards; of a document that the plan diverts, none is.
+    """Each token but a document's last is the input of exactly one trained pair, and is repeated untrained before each
+    cut of its document as far as the overlap goes, counted on the positions of the shards; of a document that the plan
+    diverts, none is.
     """
     index = plan.index
     if documents_tile_shards(index):
         return [f"split {plan.split}: pairs not recounted: the documents do not tile the shards"]
     doc, start, end = _planned_segments(plan)
+    trained = start + np.where(start > 0, plan.overlap, 0)
     shard_of, begins = index.shards[doc], index.offsets[doc]
+    cut_doc, cut = _cuts(plan)
     violations = []
     for shard, num_tokens in enumerate(index.shard_tokens):
         here = shard_of == shard
-        steps = np.zeros(num_tokens + 1, dtype=np.int32)
-        np.add.at(steps, (begins + start)[here], 1)
-        np.add.at(steps, (begins + end)[here], -1)
         expected = np.ones(num_tokens, dtype=np.int32)
         inside = index.shards == shard
         expected[index.offsets[inside] + index.lengths[inside] - 1] = 0
         for document in np.flatnonzero(inside & _is_diverted(plan)).tolist():
             expected[index.offsets[document] : index.offsets[document] + index.lengths[document]] = 0
-        found = np.cumsum(steps[:-1], dtype=np.int32)
-        violations += [
-            f"{index.shard_files[shard]}: token {int(position):,}: expected {int(expected[position])} planned"
-            f" pairs from it, found {int(found[position]):,}"
-            for position in np.flatnonzero(found != expected)[:MAX_EXAMPLES]
-        ]
+        found = _times_covered(num_tokens, (begins + trained)[here], (begins + end)[here])
+        where = f"{index.shard_files[shard]}: token"
+        violations += _differences(where, "planned pairs from it", expected, found)
+        if plan.overlap:
+            cuts_here = (index.offsets[cut_doc] + cut)[index.shards[cut_doc] == shard]
+            expected = _times_covered(num_tokens, cuts_here - plan.overlap, cuts_here)
+            found = _times_covered(num_tokens, (begins + start)[here], (begins + trained)[here])
+            violations += _differences(where, "repeats of it", expected, found)
     return violations
+
+
+def _times_covered(num_tokens: int, starts: I64, ends: I64) -> npt.NDArray[np.int32]:
+    """How many of the half-open ranges hold each token: int32[num_tokens]."""
+    steps = np.zeros(num_tokens + 1, dtype=np.int32)
+    np.add.at(steps, starts, 1)
+    np.add.at(steps, ends, -1)
+    return np.cumsum(steps[:-1], dtype=np.int32)
+
+
+def _differences(where: str, what: str, expected: npt.NDArray[np.int32], found: npt.NDArray[np.int32]) -> list[str]:
+    return [
+        f"{where} {int(position):,}: expected {int(expected[position])} {what}, found {int(found[position]):,}"
+        for position in np.flatnonzero(found != expected)[:MAX_EXAMPLES]
+    ]
 
 
 def packs_within_capacity(plan: Plan) -> list[str]:
     """Packs follow one another without gaps, none is empty, and none holds more inputs than the capacity."""
     if _offsets_are_broken(plan):
         return [f"split {plan.split}: expected pack offsets that rise from 0 to {plan.num_segments:,}, found others"]
-    _, held, _ = _pack_totals(plan)
+    _, held, _, _ = _pack_totals(plan)
     return [
         f"split {plan.split}: pack {int(number):,}: expected at most {plan.capacity:,} inputs,"
         f" found {int(held[number]):,}"
@@ -170,13 +187,13 @@ def packs_within_capacity(plan: Plan) -> list[str]:
 
 
 def pack_sums_are_right(plan: Plan) -> list[str]:
-    """pack_targets and pack_sum_squares are the sums over each pack's segments."""
+    """pack_targets and pack_sum_squares are the sums over each pack's segments, repeated inputs no targets."""
     if _offsets_are_broken(plan):
         return [f"split {plan.split}: sums not recounted: the pack offsets do not rise from 0 to the segments"]
-    known, held, squares = _pack_totals(plan)
+    known, _, targets, squares = _pack_totals(plan)
     violations = []
     for name, stored, recounted in (
-        ("pack_targets", plan.pack_targets, held),
+        ("pack_targets", plan.pack_targets, targets),
         ("pack_sum_squares", plan.pack_sum_squares, squares),
     ):
         violations += [
@@ -218,28 +235,35 @@ def batch_faults(batch: PackedBatch, plan: Plan, shards: dict[int, npt.NDArray[A
     longest = max((b - a for a, b in pairwise(bounds)), default=0)
     if batch.max_seqlen != longest:
         faults.append(f"expected max_seqlen {longest:,}, found {batch.max_seqlen:,}")
-    if not batch.num_targets == batch.step_targets == len(batch.targets):
-        faults.append(f"expected {len(batch.targets):,} targets as denominator, found {batch.step_targets:,}")
+    num_trained = int(np.count_nonzero(batch.targets != IGNORED))
+    if not batch.num_targets == batch.step_targets == num_trained:
+        faults.append(f"expected {num_trained:,} targets as denominator, found {batch.step_targets:,}")
     for number, document in enumerate(batch.segment_doc.tolist()):
         first, last = bounds[number], bounds[number + 1]
         segment = np.append(batch.inputs[first:last], batch.targets[last - 1])
-        if not np.array_equal(segment[1:], batch.targets[first:last]):
+        trained = np.flatnonzero(batch.targets[first:last] != IGNORED)
+        repeats = last - first - len(trained)
+        if repeats not in (0, plan.overlap) or trained.tolist() != list(range(repeats, last - first)):
+            faults.append(f"segment {number:,}: expected its first 0 or {plan.overlap:,} targets ignored, found others")
+        if not np.array_equal(segment[1:][trained], batch.targets[first:last][trained]):
             faults.append(f"segment {number:,}: expected each target to be the next input, found another")
         if batch.position_ids[first:last].tolist() != list(range(last - first)):
             faults.append(f"segment {number:,}: expected positions from 0, found others")
-        if not _occurs(segment, document, plan, shards):
+        if not _occurs(segment, document, plan, shards, is_first=repeats == 0):
             faults.append(f"segment {number:,}: expected tokens of document {document:,}, found others")
     return faults[:MAX_EXAMPLES]
 
 
-def _occurs(segment: I64, document: int, plan: Plan, shards: dict[int, npt.NDArray[Any]]) -> bool:
-    """Whether the tokens stand in the document at a multiple of max_seq_len, up to the next one or the end."""
+def _occurs(segment: I64, document: int, plan: Plan, shards: dict[int, npt.NDArray[Any]], *, is_first: bool) -> bool:
+    """Whether the tokens stand in the document at a multiple of the stride, up to max_seq_len inputs or the end; with
+    an overlap, at its start if is_first, else behind it.
+    """
     begin, length = int(plan.index.offsets[document]), int(plan.index.lengths[document])
     text = shards[int(plan.index.shards[document])][begin : begin + length]
-    return any(
-        np.array_equal(segment, text[start : start + plan.max_seq_len + 1])
-        for start in range(0, length - 1, plan.max_seq_len)
-    )
+    starts = range(0, max(length - 1 - plan.overlap, 1), plan.max_seq_len - plan.overlap)
+    if plan.overlap:
+        starts = starts[:1] if is_first else starts[1:]
+    return any(np.array_equal(segment, text[start : start + plan.max_seq_len + 1]) for start in starts)
 
 
 def _shards(artifact: Path, index: DocumentIndex) -> Iterator[tuple[int, npt.NDArray[Any]]]:
@@ -253,9 +277,18 @@ def _shards(artifact: Path, index: DocumentIndex) -> Iterator[tuple[int, npt.NDA
 
 
 def _segment_counts(plan: Plan) -> I64:
-    """Segments of each document: its inputs divided by max_seq_len, rounded up, and none for a diverted one."""
-    counts = -(-(np.asarray(plan.index.lengths, dtype=np.int64) - 1) // plan.max_seq_len)
-    return np.where(_is_diverted(plan), 0, counts)
+    """Segments of each document: one more than it has cuts, and none for an empty or a diverted one."""
+    inputs = np.asarray(plan.index.lengths, dtype=np.int64) - 1
+    num_cuts = -(-np.maximum(inputs - plan.max_seq_len, 0) // (plan.max_seq_len - plan.overlap))
+    return np.where((inputs < 1) | _is_diverted(plan), 0, 1 + num_cuts)
+
+
+def _cuts(plan: Plan) -> tuple[I64, I64]:
+    """Document and input of every cut: the first after max_seq_len inputs, each next one a stride later."""
+    num_cuts = np.maximum(_segment_counts(plan) - 1, 0)
+    document = np.repeat(np.arange(len(num_cuts), dtype=np.int64), num_cuts)
+    nth = np.arange(len(document), dtype=np.int64) - np.repeat(np.cumsum(num_cuts) - num_cuts, num_cuts)
+    return document, plan.max_seq_len + nth * (plan.max_seq_len - plan.overlap)
 
 
 def _is_diverted(plan: Plan) -> npt.NDArray[np.bool_]:
@@ -270,7 +303,7 @@ def _planned_segments(plan: Plan) -> tuple[I64, I64, I64]:
     nth = np.arange(len(document), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
     order = np.asarray(plan.order, dtype=np.int64)
     order = order[(order >= 0) & (order < len(document))]
-    doc, start = document[order], nth[order] * plan.max_seq_len
+    doc, start = document[order], nth[order] * (plan.max_seq_len - plan.overlap)
     return doc, start, np.minimum(start + plan.max_seq_len, plan.index.lengths[doc] - 1)
 
 
@@ -279,16 +312,17 @@ def _offsets_are_broken(plan: Plan) -> bool:
     return bool(offsets[0] != 0 or offsets[-1] != plan.num_segments or (np.diff(offsets) < 1).any())
 
 
-def _pack_totals(plan: Plan) -> tuple[npt.NDArray[np.bool_], I64, I64]:
-    """For each pack whether all its segments exist, its inputs, and the sum of their squares."""
+def _pack_totals(plan: Plan) -> tuple[npt.NDArray[np.bool_], I64, I64, I64]:
+    """For each pack whether all its segments exist, its inputs, those trained, and the sum of the squared lengths."""
     num_segments = int(_segment_counts(plan).sum())
     order = np.asarray(plan.order, dtype=np.int64)
     exists = (order >= 0) & (order < num_segments)
     pack_of = np.repeat(np.arange(plan.num_packs), np.diff(plan.pack_offsets))
     _, start, end = _planned_segments(plan)
-    held, squares = np.zeros(plan.num_packs, dtype=np.int64), np.zeros(plan.num_packs, dtype=np.int64)
+    held, targets, squares = (np.zeros(plan.num_packs, dtype=np.int64) for _ in range(3))
     np.add.at(held, pack_of[exists], end - start)
+    np.add.at(targets, pack_of[exists], end - start - np.where(start > 0, plan.overlap, 0))
     np.add.at(squares, pack_of[exists], (end - start) ** 2)
     known = np.ones(plan.num_packs, dtype=np.bool_)
     known[pack_of[~exists]] = False
-    return known, held, squares
+    return known, held, targets, squares

@@ -1,13 +1,43 @@
-"""Mixture: token quotas over pools.
+"""Mixture: token quotas over pools, in stages, and the order of packs that keeps them.
 
-In: shares and a number of tokens. Out: whole tokens for each pool. The promise: the quotas add up exactly, counted in
-tokens and never in documents. Cost: exact rational arithmetic over a handful of pools.
+In: each pool's packs, shares, tokens a stage. Out: which pack is read when. The promise: quotas add up exactly, counted
+in tokens and never in documents; after any number of packs of a stage each pool is within one pack of its share; what
+was spent before a stage is never touched by it, so that mixtures that part at a step agree up to there. Cost: integer
+arithmetic over a handful of pools for each pack.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import count
 
+import numpy as np
+import numpy.typing as npt
+
+from training_io.epochs import epoch_packs
 from training_io.errors import RecipeError
+from training_io.hashing import derive_seed
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureStage:
+    """A version of the mixture: it reads about so many tokens, divided among pools by shares such as "61.6"."""
+
+    name: str
+    tokens: int
+    shares: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStage:
+    """A stage as planned: the step and the cumulative tokens at which it takes effect, and each pool's tokens in it."""
+
+    name: str
+    first_step: int
+    first_token: int
+    quotas: Mapping[str, int]
 
 
 def token_quotas(shares: Sequence[Fraction | str | int], total: int) -> list[int]:
@@ -33,6 +63,87 @@ def token_quotas(shares: Sequence[Fraction | str | int], total: int) -> list[int
     for pool in by_remainder[: total - sum(quotas)]:
         quotas[pool] += 1
     return quotas
+
+
+def schedule_packs(
+    pool_packs: Mapping[str, range],
+    pack_tokens: npt.NDArray[np.integer],
+    stages: Sequence[MixtureStage],
+    packs_per_step: int,
+    seed: int,
+) -> tuple[I64, tuple[PlannedStage, ...]]:
+    """Which pack is read when, int64[k], and what each stage came to.
+
+    A stage takes effect at a step's start and ends with the first step that spends its tokens; its quotas divide what
+    the stages up to it have in all, less what was spent. A pool's packs are read by a keyed permutation, another in
+    each pass, so that the segments of one long document do not follow each other. RecipeError for a pool without packs,
+    and for a stage that the steps before it already spent.
+    """
+    unit = max((int(pack_tokens[packs.start : packs.stop].max()) for packs in pool_packs.values() if packs), default=0)
+    readers = {pool: _passes(packs, derive_seed(seed, f"pool {pool}")) for pool, packs in pool_packs.items()}
+    schedule: list[int] = []
+    planned: list[PlannedStage] = []
+    budget = spent = 0
+    for stage in stages:
+        budget += stage.tokens
+        quotas = _stage_quotas(stage, budget - spent, pool_packs)
+        first_step = len(schedule) // packs_per_step
+        planned.append(PlannedStage(name=stage.name, first_step=first_step, first_token=spent, quotas=quotas))
+        used = dict.fromkeys(quotas, 0)
+        while spent < budget:
+            for _ in range(packs_per_step):
+                pool = next_pool(quotas, used, unit)
+                pack = next(readers[pool])
+                schedule.append(pack)
+                used[pool] += int(pack_tokens[pack])
+                spent += int(pack_tokens[pack])
+    return np.array(schedule, dtype=np.int64), tuple(planned)
+
+
+def next_pool(quotas: Mapping[str, int], used: Mapping[str, int], unit: int) -> str:
+    """Of the pools that are below their quota of the tokens used and one more unit, the one that would first be a unit
+    behind; ties to the earlier pool. unit: the most tokens that one pack can have.
+
+    With n tokens used in all and q a pool's part of all quotas, it may be read while used < q (n + unit), and would be
+    a unit behind at n = (used + unit) / q. So read, no pool is ever a unit away from q n: never ahead, since it is read
+    only below q (n + unit); never behind, since packs with earlier deadlines since it could last be read would have to
+    hold more tokens than were used (Tijdeman, The chairman assignment problem, 1980, with packs of unequal size).
+    Reading the pool that is furthest below its quota keeps this only for two pools.
+
+    >>> next_pool({"prose": 3, "code": 1}, {"prose": 10, "code": 0}, 10)
+    'prose'
+    """
+    whole, ahead = sum(quotas.values()), sum(used.values()) + unit
+    best, best_quota = "", 0
+    for pool, quota in quotas.items():
+        may_be_read = used[pool] * whole < quota * ahead
+        if may_be_read and (not best or (used[pool] + unit) * best_quota < (used[best] + unit) * quota):
+            best, best_quota = pool, quota
+    return best
+
+
+def _stage_quotas(stage: MixtureStage, tokens: int, pool_packs: Mapping[str, range]) -> dict[str, int]:
+    """Tokens of each pool that the stage reads; RecipeError where there are none to divide or to read."""
+    if tokens <= 0:
+        raise RecipeError(
+            f"mixture stage {stage.name}: expected tokens left for it, found that the steps before it spent"
+            f" {-tokens:,} more than all stages up to it have. A stage ends with a whole step; raise its tokens."
+        )
+    quotas = dict(zip(stage.shares, token_quotas(list(stage.shares.values()), tokens), strict=True))
+    for pool, quota in quotas.items():
+        if quota and not pool_packs.get(pool):
+            raise RecipeError(
+                f"mixture stage {stage.name}: expected documents in pool {pool} for its {quota:,} tokens, found none in"
+                " the split. Give the pool documents, or take it out of the stage's shares."
+            )
+    return {pool: quota for pool, quota in quotas.items() if quota}
+
+
+def _passes(packs: range, seed: int) -> Iterator[int]:
+    """A pool's packs, pass after pass without end, permuted."""
+    positions = np.arange(len(packs), dtype=np.int64)
+    for number in count(1):  # epoch 0 is the order as it stands
+        yield from (packs.start + epoch_packs(positions, len(packs), seed, number)).tolist()
 
 
 def _exact(share: Fraction | str | int) -> Fraction:

@@ -8,8 +8,8 @@ and a pack 12 (more only where numbers do not fit 32 bits); loading maps the col
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -25,13 +25,14 @@ from training_io.epochs import epoch_packs
 from training_io.errors import FormatError, RecipeError, StateMismatch
 from training_io.hashing import identity_of
 from training_io.manifest import Manifest, open_artifact
-from training_io.packing import STREAMING, Carry, pack_stream
-from training_io.segments import Segments, keep_whole, offsets_of
+from training_io.mixture import MixtureStage, PlannedStage, schedule_packs
+from training_io.packing import STREAMING, Carry, pack, pack_stream
+from training_io.segments import Segments, keep_whole, offsets_of, repeated_inputs
 from training_io.shard_format import Tokens, read_shard
 
 I64 = npt.NDArray[np.int64]
 
-PLAN_FORMAT = "corpusmill-plan/2"
+PLAN_FORMAT = "corpusmill-plan/3"
 SNAPSHOTS_FORMAT = "corpusmill-snapshots/1"
 PLAN_NAME, SNAPSHOTS_NAME = "plan.json", "snapshots.json"
 SNAPSHOT_PACKS = 4096  # from one snapshot to the next
@@ -44,6 +45,7 @@ _FIELDS = (
     "eos_id",
     "max_seq_len",
     "long_documents",
+    "overlap",
     "capacity",
     "strategy",
     "buffer",
@@ -56,6 +58,8 @@ _FIELDS = (
     "num_packs",
     "num_targets",
     "num_steps",
+    "stages",
+    "num_scheduled",
 )
 
 
@@ -73,12 +77,15 @@ class Plan:
     """Packs of one split; order holds segment numbers (rows of the segment table) in pack order.
 
     snapshots[i] is the packer's state before pack i x SNAPSHOT_PACKS; there is none for a strategy that cannot stream.
+    A mixture packs each pool by itself, one after another and without snapshots; its stages say what the schedule
+    reads, pack by pack, some of them often and some never.
     """
 
     index: DocumentIndex
     shards: ShardsReference
     max_seq_len: int
     long_documents: str  # cut, refuse or divert
+    overlap: int  # inputs that a segment repeats of the one before it in its document, untrained
     capacity: int
     strategy: str
     buffer: int
@@ -87,9 +94,11 @@ class Plan:
     epoch_seed: int
     order: npt.NDArray[Any]  # [s]; each column is uint32, or int64 where that is too narrow
     pack_offsets: npt.NDArray[Any]  # [p + 1], over order
-    pack_targets: npt.NDArray[Any]  # [p]
+    pack_targets: npt.NDArray[Any]  # [p], trained ones
     pack_sum_squares: npt.NDArray[Any]  # [p], sum of length^2: attention work
     snapshots: tuple[Mapping[str, Any], ...]
+    stages: tuple[PlannedStage, ...] = ()
+    schedule: npt.NDArray[Any] | None = None  # [k], packs of a mixture in the order of reading
 
     @property
     def split(self) -> str:
@@ -107,6 +116,11 @@ class Plan:
         return len(self.pack_targets)
 
     @property
+    def num_scheduled(self) -> int:
+        """Packs that an epoch reads: each once, or what the mixture asks for."""
+        return self.num_packs if self.schedule is None else len(self.schedule)
+
+    @property
     def packs_per_step(self) -> int:
         """Packs that one global step trains on, over all ranks and microbatches; the last step may have fewer."""
         return self.packs_per_microbatch * self.microbatches_per_step
@@ -114,12 +128,14 @@ class Plan:
     @property
     def num_steps(self) -> int:
         """Global steps in one epoch."""
-        return -(-self.num_packs // self.packs_per_step)
+        return -(-self.num_scheduled // self.packs_per_step)
 
     @cached_property
     def constant_shape(self) -> ConstantShape:
         """What every microbatch fits, whichever packs it holds, with its slack as segments."""
-        counts = np.sort(np.diff(self.pack_offsets.astype(np.int64)))[-self.packs_per_microbatch :]
+        sizes = np.diff(self.pack_offsets.astype(np.int64))
+        read = sizes if self.schedule is None else sizes[self.schedule]  # a mixture may read one pack twice in a step
+        counts = np.sort(read)[-self.packs_per_microbatch :]
         num_tokens = self.packs_per_microbatch * self.capacity
         return ConstantShape(
             num_tokens=num_tokens,
@@ -129,8 +145,19 @@ class Plan:
 
     @cached_property
     def num_targets(self) -> int:
-        """Next-token pairs in one epoch."""
+        """Next-token pairs in all packs, each pack counted once."""
         return int(self.pack_targets.sum())
+
+    @cached_property
+    def num_repeated(self) -> int:
+        """Inputs of all packs that overlap repeats: computed, not trained."""
+        num_documents = int((self.planned_lengths > 1).sum())
+        return self.overlap * (self.num_segments - num_documents)
+
+    @property
+    def num_inputs(self) -> int:
+        """Tokens that all packs take room for and the model reads."""
+        return self.num_targets + self.num_repeated
 
     @cached_property
     def identity(self) -> str:
@@ -150,6 +177,7 @@ class Plan:
             "pack_offsets": self.pack_offsets,
             "pack_targets": self.pack_targets,
             "pack_sum_squares": self.pack_sum_squares,
+            **({} if self.schedule is None else {"schedule": self.schedule}),
         }
 
     @cached_property
@@ -170,7 +198,7 @@ class Plan:
     @cached_property
     def segments(self) -> Segments:
         """The segments of the documents, by number."""
-        return Segments(self.planned_lengths, self.max_seq_len)
+        return Segments(self.planned_lengths, self.max_seq_len, self.overlap)
 
     def locate(self, numbers: npt.NDArray[np.integer[Any]]) -> tuple[I64, I64, I64]:
         """Document, start and end of the given segments: three int64[k]."""
@@ -182,10 +210,24 @@ class Plan:
         order = self.order.data
         return joined([order[start:end] for start, end in bounds], self.order.dtype)
 
+    def pack_inputs(self, packs: I64) -> I64:
+        """Inputs of each of the given packs: its targets and what it repeats."""
+        targets = self.pack_targets[packs].astype(np.int64)
+        if self.overlap == 0:
+            return targets
+        counts = self.pack_offsets[packs + 1].astype(np.int64) - self.pack_offsets[packs]
+        _, start, _ = self.locate(self.segments_of(packs))
+        return targets + _pack_sums(repeated_inputs(start, self.overlap), offsets_of(counts))
+
     def step_packs(self, epoch: int, step: int) -> I64:
-        """Pack numbers of a global step: the plan's order in epoch 0, a keyed permutation of it in each later one."""
+        """Pack numbers of a global step: the plan's order in epoch 0, a keyed permutation of it in each later one.
+
+        The schedule of a mixture holds its passes already: every epoch reads it as it stands.
+        """
         assert 0 <= step < self.num_steps, (step, self.num_steps)
-        first, last = step * self.packs_per_step, min((step + 1) * self.packs_per_step, self.num_packs)
+        first, last = step * self.packs_per_step, min((step + 1) * self.packs_per_step, self.num_scheduled)
+        if self.schedule is not None:
+            return self.schedule[first:last].astype(np.int64)
         return epoch_packs(np.arange(first, last, dtype=np.int64), self.num_packs, self.epoch_seed, epoch)
 
     def step_targets(self, epoch: int, step: int) -> int:
@@ -203,6 +245,7 @@ class Plan:
             "eos_id": self.index.eos_id,
             "max_seq_len": self.max_seq_len,
             "long_documents": self.long_documents,
+            "overlap": self.overlap,
             "capacity": self.capacity,
             "strategy": self.strategy,
             "buffer": self.buffer,
@@ -215,6 +258,8 @@ class Plan:
             "num_packs": self.num_packs,
             "num_targets": self.num_targets,
             "num_steps": self.num_steps,
+            "stages": [asdict(stage) for stage in self.stages],
+            "num_scheduled": self.num_scheduled,
         }
 
 
@@ -230,24 +275,39 @@ def plan_packs(
     microbatches_per_step: int,
     epoch_seed: int,
     long_documents: str = "cut",
+    overlap: int = 0,
+    mixture: Sequence[MixtureStage] = (),
 ) -> Plan:
-    """Cut a split's documents into segments and pack them; RecipeError for impossible numbers, and for documents that
-    are too long where those are refused.
+    """Cut a split's documents into segments and pack them, each pool by itself where a mixture is given.
+
+    RecipeError for impossible numbers, for documents that are too long where those are refused, and for a mixture that
+    the split's pools cannot fill.
     """
     if packs_per_microbatch < 1 or microbatches_per_step < 1:
         raise RecipeError(
             "packs: expected at least 1 pack a microbatch and 1 microbatch a step, found"
             f" {packs_per_microbatch:,} and {microbatches_per_step:,}. Raise them."
         )
-    segments = Segments(keep_whole(index.lengths, max_seq_len, long_documents), max_seq_len)
-    order, pack_offsets, snapshots = _record(segments, capacity, strategy, buffer)
+    segments = Segments(keep_whole(index.lengths, max_seq_len, long_documents), max_seq_len, overlap)
+    if mixture:
+        order, pack_offsets, pool_packs = _pack_pools(index, segments, capacity, strategy, buffer)
+        snapshots: list[dict[str, Any]] = []
+    else:
+        order, pack_offsets, snapshots = _record(segments, capacity, strategy, buffer)
     _, start, end = segments.locate(order)
     packed = end - start
+    pack_inputs = _pack_sums(packed, pack_offsets)
+    stages: tuple[PlannedStage, ...] = ()
+    schedule = None
+    if mixture:
+        packs_per_step = packs_per_microbatch * microbatches_per_step
+        schedule, stages = schedule_packs(pool_packs, pack_inputs, mixture, packs_per_step, epoch_seed)
     return Plan(
         index=index,
         shards=shards,
         max_seq_len=max_seq_len,
         long_documents=long_documents,
+        overlap=overlap,
         capacity=capacity,
         strategy=strategy,
         buffer=buffer,
@@ -256,18 +316,51 @@ def plan_packs(
         epoch_seed=epoch_seed,
         order=_narrowed(order),
         pack_offsets=_narrowed(pack_offsets),
-        pack_targets=_narrowed(_pack_sums(packed, pack_offsets)),
+        pack_targets=_narrowed(_pack_sums(packed - repeated_inputs(start, overlap), pack_offsets)),
         pack_sum_squares=_narrowed(_pack_sums(packed * packed, pack_offsets)),
         snapshots=tuple(snapshots),
+        stages=stages,
+        schedule=None if schedule is None else _narrowed(schedule),
     )
+
+
+def common_steps(one: Plan, other: Plan) -> int:
+    """How many steps from the start two plans have in common: the same segments of the same shards in the same steps.
+
+    0 where they pack otherwise; two mixtures that part at a stage agree up to its first step.
+    """
+    same = (
+        "max_seq_len",
+        "long_documents",
+        "overlap",
+        "capacity",
+        "packs_per_microbatch",
+        "microbatches_per_step",
+        "epoch_seed",
+    )
+    if one.index.split != other.index.split or one.shards.digest != other.shards.digest:
+        return 0
+    if any(getattr(one, name) != getattr(other, name) for name in same):
+        return 0
+    if not np.array_equal(one.order, other.order) or not np.array_equal(one.pack_offsets, other.pack_offsets):
+        return 0
+    read, also_read = (np.arange(p.num_packs) if p.schedule is None else p.schedule for p in (one, other))
+    num = min(len(read), len(also_read))
+    differs = np.flatnonzero(read[:num] != also_read[:num])
+    agreed = int(differs[0]) if len(differs) else num
+    is_whole = agreed == len(read) == len(also_read)
+    return one.num_steps if is_whole else agreed // one.packs_per_step
 
 
 def replay(plan: Plan, first_pack: int) -> Iterator[list[int]]:
     """The packs from first_pack on as the packer makes them anew, not as they are stored: lists of segment numbers.
 
     It begins at the nearest snapshot, so that it costs at most SNAPSHOT_PACKS packs to begin anywhere; a strategy that
-    cannot stream packs everything first.
+    cannot stream and a mixture pack everything first.
     """
+    if plan.stages:
+        order, pack_offsets, _ = _pack_pools(plan.index, plan.segments, plan.capacity, plan.strategy, plan.buffer)
+        return iter([packed.tolist() for packed in np.split(order, pack_offsets[1:-1])][first_pack:])
     snapshot = first_pack // SNAPSHOT_PACKS if plan.snapshots else 0
     carry = Carry()
     if plan.snapshots:
@@ -348,11 +441,13 @@ def _resolve_shards(folder: Path, stored: dict[str, Any], allow_quarantined: boo
 
 def _plan_of(folder: Path, fields: dict[str, Any], shards: ShardsReference, index: DocumentIndex) -> Plan:
     num_segments, num_packs = int(fields["num_segments"]), int(fields["num_packs"])
+    stages = tuple(PlannedStage(**stage) for stage in fields["stages"])
     return Plan(
         index=index,
         shards=shards,
         max_seq_len=int(fields["max_seq_len"]),
         long_documents=str(fields["long_documents"]),
+        overlap=int(fields["overlap"]),
         capacity=int(fields["capacity"]),
         strategy=str(fields["strategy"]),
         buffer=int(fields["buffer"]),
@@ -364,6 +459,8 @@ def _plan_of(folder: Path, fields: dict[str, Any], shards: ShardsReference, inde
         pack_targets=read_column(folder, "pack_targets", WIDTHS, (num_packs,)),
         pack_sum_squares=read_column(folder, "pack_sum_squares", WIDTHS, (num_packs,)),
         snapshots=tuple(read_fields(folder / SNAPSHOTS_NAME, SNAPSHOTS_FORMAT, ["snapshots"])["snapshots"]),
+        stages=stages,
+        schedule=read_column(folder, "schedule", WIDTHS, (int(fields["num_scheduled"]),)) if stages else None,
     )
 
 
@@ -384,6 +481,11 @@ def _refuse_contradictions(folder: Path, fields: dict[str, Any], plan: Plan) -> 
             f" {plan.num_segments:,} in order.npy and offsets that end at {ends_at:,}."
             " Materialize packing_plan again."
         )
+    if plan.schedule is not None and int(plan.schedule.max(initial=0)) >= plan.num_packs:
+        raise FormatError(
+            f"{folder}: expected a schedule of packs below {plan.num_packs:,}, found"
+            f" {int(plan.schedule.max(initial=0)):,}. Materialize packing_plan again."
+        )
 
 
 def _record(segments: Segments, capacity: int, strategy: str, buffer: int) -> tuple[I64, I64, list[dict[str, Any]]]:
@@ -398,6 +500,24 @@ def _record(segments: Segments, capacity: int, strategy: str, buffer: int) -> tu
         if strategy in STREAMING and len(run) == SNAPSHOT_PACKS:
             snapshots.append(carry.to_state())
     return np.concatenate(orders), np.cumsum(np.concatenate(sizes)), snapshots
+
+
+def _pack_pools(
+    index: DocumentIndex, segments: Segments, capacity: int, strategy: str, buffer: int
+) -> tuple[I64, I64, dict[str, range]]:
+    """Segment numbers in pack order and pack offsets, pool after pool, and which packs are a pool's."""
+    orders, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
+    pool_packs: dict[str, range] = {}
+    num_packs = 0
+    for number, pool in enumerate(index.pool_names):
+        numbers = segments.numbers_of(np.flatnonzero(index.pools == number))
+        _, start, end = segments.locate(numbers)
+        order, pack_offsets = pack(end - start, capacity, strategy, buffer)
+        orders.append(numbers[order])
+        sizes.append(np.diff(pack_offsets))
+        pool_packs[pool] = range(num_packs, num_packs + len(pack_offsets) - 1)
+        num_packs = pool_packs[pool].stop
+    return np.concatenate(orders), np.cumsum(np.concatenate(sizes)), pool_packs
 
 
 def _narrowed(column: I64) -> npt.NDArray[Any]:

@@ -2,8 +2,8 @@
 
 In: a plan, a rank and the number of ranks. Out: this rank's share of each global step, as even as the others' in
 tokens and in attention work. The promise: the union over the ranks is the step, whatever their number, and a restored
-state continues with the identical next batch. Cost: no state but two numbers; a step's packs are looked up, not
-searched.
+state continues with the identical next batch. Cost: no state but two numbers and what they are of; a step's packs are
+looked up, not searched.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,8 @@ from typing import Any
 
 from training_io.balance import share_packs
 from training_io.batch import I64, PackedBatch, assemble_batch, check_cu_seqlens
-from training_io.errors import RecipeError, StateMismatch
+from training_io.document_index import DocumentIndex
+from training_io.errors import RecipeError, StateMismatch, differences
 from training_io.plan import Plan
 
 
@@ -58,11 +59,15 @@ class Sampler:
         self.epoch, self.step = divmod(self.epoch * self.plan.num_steps + self.step + num_steps, self.plan.num_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """The plan's identity, the epoch and the next step: JSON below 200 bytes, the same on every rank."""
-        return {"plan": self.plan.identity, "epoch": self.epoch, "next_step": self.step}
+        """The plan's identity, the epoch, the next step, and for who must refuse it what the plan is of: JSON below 200
+        bytes, the same on every rank.
+        """
+        return {"plan": self.plan.identity, "epoch": self.epoch, "next_step": self.step, **self._facts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a state was taken, with any number of ranks; StateMismatch for another plan's state."""
+        """Continue where a state was taken, with any number of ranks; StateMismatch for another plan's state, naming
+        what differs where the state says it.
+        """
         try:
             identity, epoch, step = state["plan"], int(state["epoch"]), int(state["next_step"])
         except (KeyError, TypeError, ValueError) as error:
@@ -71,8 +76,8 @@ class Sampler:
             ) from error
         if identity != self.plan.identity:
             raise StateMismatch(
-                f"sampler state was saved for plan {str(identity)[:12]}…, this run has {self.plan.identity[:12]}…."
-                " Resume with the same plan, or start a new run."
+                f"sampler state was saved for plan {str(identity)[:12]}…, this run has {self.plan.identity[:12]}…"
+                f"{differences(state, self._facts)}. Resume with the same plan, or start a new run."
             )
         if epoch < 0 or not 0 <= step <= self.plan.num_steps:
             raise StateMismatch(
@@ -81,10 +86,14 @@ class Sampler:
             )
         self.epoch, self.step = divmod(epoch * self.plan.num_steps + step, self.plan.num_steps)
 
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return token_facts(self.plan.index) | {"capacity": self.plan.capacity}
+
     def _share(self) -> I64:
         packs = self.plan.step_packs(self.epoch, self.step)
-        targets, sum_squares = self.plan.pack_targets[packs], self.plan.pack_sum_squares[packs]
-        return packs[share_packs(targets, sum_squares, self.world_size)[self.rank]]
+        inputs, sum_squares = self.plan.pack_inputs(packs), self.plan.pack_sum_squares[packs]
+        return packs[share_packs(inputs, sum_squares, self.world_size)[self.rank]]
 
     def _assemble(self, packs: I64) -> PackedBatch:
         doc, start, end = self.plan.locate(self.plan.segments_of(packs))
@@ -97,9 +106,15 @@ class Sampler:
             step_targets=self.plan.step_targets(self.epoch, self.step),
             epoch=self.epoch,
             step=self.step,
+            overlap=self.plan.overlap,
         )
-        check_cu_seqlens(batch.cu_seqlens, batch.num_targets, batch.max_seqlen)
+        check_cu_seqlens(batch.cu_seqlens, len(batch.inputs), batch.max_seqlen)
         return batch
+
+
+def token_facts(index: DocumentIndex) -> dict[str, str]:
+    """What a state says of the tokens that it is of, in few bytes."""
+    return {"tokenizer": index.tokenizer_fingerprint[:12], "dtype": index.token_dtype}
 
 
 def refuse_bad_rank(rank: int, world_size: int) -> None:

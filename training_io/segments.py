@@ -2,7 +2,8 @@
 
 In: document lengths in tokens, EOS included. Out: half-open ranges of inputs; the target of input i is token i + 1,
 so a segment looks one token past its end and a document of N tokens has N - 1 inputs. The promise: every input of
-every document is in exactly one segment (the overlap, where asked for, is stated). Cost: linear in the segments.
+every document is trained in exactly one segment; where an overlap is asked for, the first inputs of every segment but
+a document's first repeat those before it, untrained. Cost: linear in the segments.
 """
 
 from collections.abc import Iterator
@@ -40,18 +41,28 @@ def offsets_of(lengths: npt.NDArray[np.integer]) -> I64:
     return offsets
 
 
-def first_segments(lengths: npt.NDArray[np.integer], max_seq_len: int) -> I64:
+def first_segments(lengths: npt.NDArray[np.integer], max_seq_len: int, overlap: int = 0) -> I64:
     """Number of the first segment of each document as running sums: int64[n + 1], from lengths in tokens.
+
+    A document has a segment for each stride of max_seq_len - overlap inputs that begins before its last `overlap`
+    inputs, at least one if it has inputs.
 
     >>> first_segments(np.array([6, 1, 3]), 4).tolist()
     [0, 2, 2, 3]
     """
     _refuse_bad_limit(max_seq_len)
-    return offsets_of((np.maximum(lengths, 1) - 2 + max_seq_len) // max_seq_len)
+    _refuse_bad_overlap(max_seq_len, overlap)
+    stride = max_seq_len - overlap
+    strided = np.maximum(np.asarray(lengths, dtype=np.int64) - (1 + overlap), lengths > 1)
+    return offsets_of((strided + (stride - 1)) // stride)
 
 
 def locate_segments(
-    numbers: npt.NDArray[np.integer], firsts: I64, lengths: npt.NDArray[np.integer], max_seq_len: int
+    numbers: npt.NDArray[np.integer],
+    firsts: I64,
+    lengths: npt.NDArray[np.integer],
+    max_seq_len: int,
+    overlap: int = 0,
 ) -> tuple[I64, I64, I64]:
     """Document, start and end of the given rows of the segment table, which need not be built: three int64[k].
 
@@ -59,16 +70,25 @@ def locate_segments(
     """
     wanted = np.asarray(numbers, dtype=np.int64)
     doc = np.searchsorted(firsts, wanted, side="right") - 1
-    start = (wanted - firsts[doc]) * max_seq_len
+    start = (wanted - firsts[doc]) * (max_seq_len - overlap)
     return doc, start, np.minimum(start + max_seq_len, lengths[doc] - 1)
 
 
-def segment_table(lengths: npt.NDArray[np.integer], max_seq_len: int) -> tuple[I64, I64, I64]:
+def repeated_inputs(start: I64, overlap: int) -> I64:
+    """How many inputs at the start of each segment repeat those before it, untrained: int64[k], from where it starts.
+
+    >>> repeated_inputs(np.array([0, 3_500]), 500).tolist()
+    [0, 500]
+    """
+    return np.where(start > 0, np.int64(overlap), np.int64(0))
+
+
+def segment_table(lengths: npt.NDArray[np.integer], max_seq_len: int, overlap: int = 0) -> tuple[I64, I64, I64]:
     """Document, start and end of every segment of every document, in order: three int64[s], from lengths in tokens."""
-    firsts = first_segments(lengths, max_seq_len)
+    firsts = first_segments(lengths, max_seq_len, overlap)
     counts = np.diff(firsts)
     doc = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
-    start = (np.arange(firsts[-1], dtype=np.int64) - np.repeat(firsts[:-1], counts)) * max_seq_len
+    start = (np.arange(firsts[-1], dtype=np.int64) - np.repeat(firsts[:-1], counts)) * (max_seq_len - overlap)
     return doc, start, np.minimum(start + max_seq_len, np.asarray(lengths, dtype=np.int64)[doc] - 1)
 
 
@@ -78,17 +98,24 @@ class Segments:
     Cost: 8 bytes a document; one binary search among the documents for each segment asked for.
     """
 
-    def __init__(self, lengths: npt.NDArray[np.integer], max_seq_len: int) -> None:
+    def __init__(self, lengths: npt.NDArray[np.integer], max_seq_len: int, overlap: int = 0) -> None:
         self._lengths = lengths
         self._max_seq_len = max_seq_len
-        self._firsts = first_segments(lengths, max_seq_len)
+        self._overlap = overlap
+        self._firsts = first_segments(lengths, max_seq_len, overlap)
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
 
+    def numbers_of(self, documents: I64) -> I64:
+        """Numbers of the segments of the given documents, one document after another."""
+        firsts, counts = self._firsts[documents], np.diff(self._firsts)[documents]
+        within = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(offsets_of(counts)[:-1], counts)
+        return np.repeat(firsts, counts) + within
+
     def locate(self, numbers: npt.NDArray[np.integer]) -> tuple[I64, I64, I64]:
         """Document, start and end of each: three int64[k]."""
-        return locate_segments(numbers, self._firsts, self._lengths, self._max_seq_len)
+        return locate_segments(numbers, self._firsts, self._lengths, self._max_seq_len, self._overlap)
 
     def length_of(self, number: int) -> int:
         """Inputs of one segment."""
@@ -139,10 +166,7 @@ def cut_with_overlap(num_inputs: int, max_seq_len: int, overlap: int) -> I64:
     [[0, 4000, 0], [3500, 6000, 500]]
     """
     _refuse_bad_limit(max_seq_len)
-    if not 0 <= overlap < max_seq_len:
-        raise RecipeError(
-            f"overlap: expected 0 <= overlap < max_seq_len ({max_seq_len:,}), found {overlap:,}. Lower the overlap."
-        )
+    _refuse_bad_overlap(max_seq_len, overlap)
     stride = max_seq_len - overlap
     starts = np.arange(0, max(num_inputs - overlap, min(num_inputs, 1)), stride, dtype=np.int64)
     repeated = np.where(starts > 0, overlap, 0)
@@ -152,3 +176,10 @@ def cut_with_overlap(num_inputs: int, max_seq_len: int, overlap: int) -> I64:
 def _refuse_bad_limit(max_seq_len: int) -> None:
     if max_seq_len < 1:
         raise RecipeError(f"max_seq_len: expected at least 1 input, found {max_seq_len:,}. Raise it.")
+
+
+def _refuse_bad_overlap(max_seq_len: int, overlap: int) -> None:
+    if not 0 <= overlap < max_seq_len:
+        raise RecipeError(
+            f"overlap: expected 0 <= overlap < max_seq_len ({max_seq_len:,}), found {overlap:,}. Lower the overlap."
+        )

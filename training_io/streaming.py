@@ -17,12 +17,12 @@ import numpy as np
 from training_io.balance import share_packs
 from training_io.batch import I64, PackedBatch, assemble_batch, check_cu_seqlens
 from training_io.document_index import DocumentIndex
-from training_io.errors import RecipeError, StateMismatch
+from training_io.errors import RecipeError, StateMismatch, differences
 from training_io.hashing import identity_of
 from training_io.packing import STREAMING, Carry, pack_stream
 from training_io.plan import Plan, ShardsReference, plan_packs
-from training_io.sampler import Sampler, refuse_bad_rank
-from training_io.segments import Segments, keep_whole
+from training_io.sampler import Sampler, refuse_bad_rank, token_facts
+from training_io.segments import Segments, keep_whole, repeated_inputs
 from training_io.shard_format import Tokens, read_shard
 
 
@@ -40,6 +40,7 @@ class Unplanned:
     microbatches_per_step: int
     epoch_seed: int
     long_documents: str = "cut"
+    overlap: int = 0
 
     @property
     def packs_per_step(self) -> int:
@@ -49,7 +50,8 @@ class Unplanned:
     @cached_property
     def segments(self) -> Segments:
         """The segments of the documents, by number."""
-        return Segments(keep_whole(self.index.lengths, self.max_seq_len, self.long_documents), self.max_seq_len)
+        lengths = keep_whole(self.index.lengths, self.max_seq_len, self.long_documents)
+        return Segments(lengths, self.max_seq_len, self.overlap)
 
     @cached_property
     def token_shards(self) -> tuple[Tokens, ...]:
@@ -58,10 +60,10 @@ class Unplanned:
 
     @cached_property
     def identity(self) -> str:
-        """SHA-256 over the shards, their tokenizer and dtype, and the parameters."""
+        """SHA-256 over the shards, their tokenizer and dtype, and the parameters, an overlap where there is one."""
         return identity_of(
             {
-                "stream": self._parameters,
+                "stream": {name: value for name, value in self.parameters.items() if name != "overlap" or value},
                 "shards": [self.shards.identity, self.shards.digest],
                 "split": self.index.split,
                 "tokenizer_fingerprint": self.index.tokenizer_fingerprint,
@@ -75,11 +77,11 @@ class Unplanned:
         return plan_packs(
             self.index,
             shards=self.shards,
-            **self._parameters,
+            **self.parameters,
         )
 
     @property
-    def _parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Any]:
         """How it is packed: every field but what is packed."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("index", "shards")}
 
@@ -131,20 +133,26 @@ class StreamingSampler:
         return self._later.next_step() if self._later else self._next(self.source.packs_per_microbatch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Identity of the source, epoch, next step, and in the first epoch the packer's cursor and buffer."""
+        """Identity of the source, epoch, next step, in the first epoch the packer's cursor and buffer, and for who must
+        refuse it what the source is.
+        """
         return {
             "stream": self.source.identity,
             "epoch": self.epoch,
             "next_step": self.step,
             "carry": None if self._later else self._carry.to_state(),
+            **self._facts,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a state was taken, with any number of ranks; StateMismatch for another source's state."""
+        """Continue where a state was taken, with any number of ranks; StateMismatch for another source's state, naming
+        what differs where the state says it.
+        """
         if state.get("stream") != self.source.identity:
             raise StateMismatch(
                 f"sampler state was saved for stream {str(state.get('stream'))[:12]}…, this run has"
-                f" {self.source.identity[:12]}…. Resume with the same shards and packing, or start a new run."
+                f" {self.source.identity[:12]}…{differences(state, self._facts)}."
+                " Resume with the same shards and packing, or start a new run."
             )
         try:
             epoch, step, carry = int(state["epoch"]), int(state["next_step"]), state["carry"]
@@ -157,6 +165,10 @@ class StreamingSampler:
                 f"sampler state: expected epoch, next_step and carry, found {error!r}."
                 " Give a state_dict of a streaming sampler."
             ) from error
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return token_facts(self.source.index) | self.source.parameters
 
     def _go_to(self, step: int, carry: Carry) -> None:
         source = self.source
@@ -177,12 +189,13 @@ class StreamingSampler:
         counts = [len(numbers) for numbers in packs]
         doc, start, end = self.source.segments.locate(np.concatenate(packs))
         firsts = np.cumsum([0, *counts[:-1]])
-        targets = np.add.reduceat(end - start, firsts)
-        share = share_packs(targets, np.add.reduceat((end - start) ** 2, firsts), self.world_size)[self.rank]
+        inputs = np.add.reduceat(end - start, firsts)
+        share = share_packs(inputs, np.add.reduceat((end - start) ** 2, firsts), self.world_size)[self.rank]
+        step_targets = int(inputs.sum() - repeated_inputs(start, self.source.overlap).sum())
         batches = []
         for first in range(0, max(len(share), 1), packs_per_batch):
             chosen = np.isin(np.repeat(np.arange(len(packs)), counts), share[first : first + packs_per_batch])
-            batches.append(self._assemble(doc[chosen], start[chosen], end[chosen], int(targets.sum())))
+            batches.append(self._assemble(doc[chosen], start[chosen], end[chosen], step_targets))
         self._step += 1
         if self._carry.arrived == len(self.source.segments) and self._carry.is_empty:
             self._continue_planned(1, 0)
@@ -191,7 +204,15 @@ class StreamingSampler:
     def _assemble(self, doc: I64, start: I64, end: I64, step_targets: int) -> PackedBatch:
         source = self.source
         batch = assemble_batch(
-            source.index, source.token_shards, doc, start, end, step_targets=step_targets, epoch=0, step=self._step
+            source.index,
+            source.token_shards,
+            doc,
+            start,
+            end,
+            step_targets=step_targets,
+            epoch=0,
+            step=self._step,
+            overlap=source.overlap,
         )
-        check_cu_seqlens(batch.cu_seqlens, batch.num_targets, batch.max_seqlen)
+        check_cu_seqlens(batch.cu_seqlens, len(batch.inputs), batch.max_seqlen)
         return batch

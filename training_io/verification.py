@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training_io import invariants
+from training_io import invariants, quota_invariants, snapshot_invariants
 from training_io.document_index import DocumentIndex, read_index
 from training_io.errors import CorpusmillError, FormatError, InvariantBroken
 from training_io.handoff import PACKAGE_NAME, self_test
@@ -21,22 +21,27 @@ _INDEX = re.compile("[^/]+_index/index[.]json")
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """Lines for what held and lines for what did not, in the order looked at."""
+    """Lines for what held and lines for what did not, in the order looked at; the latter begin with the law."""
 
     verified: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
 
-    def recount(self, subject: str, law: Callable[[], list[str]]) -> None:
-        """Add what a law found; an artifact too damaged to be read, or to be counted, violates it."""
+    def recount(self, subject: str, law: str, violations_of: Callable[[], list[str]]) -> None:
+        """Add what a law's recount found; an artifact too damaged to be read, or to be counted, violates it."""
         try:
-            found = law()
+            found = violations_of()
         except CorpusmillError as error:
             found = [str(error)]
         except (InvariantBroken, KeyError, IndexError, TypeError, ValueError) as error:
             found = [f"cannot be recounted: {type(error).__name__}: {error}"]
-        self.violations.extend(f"{subject}: {violation}" for violation in found)
+        for violation in found:
+            self.violate(subject, law, violation)
         if not found:
-            self.verified.append(subject)
+            self.verified.append(f"{subject}: {law}")
+
+    def violate(self, subject: str, law: str, violation: object) -> None:
+        """Add one violation."""
+        self.violations.append(f"{law}: {violation} ({subject})")
 
 
 def verify(path: Path) -> Verification:
@@ -50,7 +55,7 @@ def verify(path: Path) -> Verification:
     for artifact in artifacts_at(path):
         _verify_artifact(artifact, verification)
     if (path / PACKAGE_NAME).is_file():
-        verification.recount("package: its self-test passes", lambda: self_test(path))
+        verification.recount("package", "its self-test passes", lambda: self_test(path))
     return verification
 
 
@@ -72,13 +77,13 @@ def _verify_artifact(artifact: Path, verification: Verification) -> None:
     try:
         manifest = load_manifest(artifact)
     except FormatError as error:
-        verification.violations.append(str(error))
+        verification.violate(artifact.name[:12], "sealed, with a manifest that can be read", error)
         return
     name = f"{manifest.asset} {manifest.identity[:12]}"
     verification.verified.append(f"{name}: sealed, its manifest agrees with its identity and digest")
-    verification.recount(f"{name}: not quarantined", lambda: _quarantined(artifact))
+    verification.recount(name, "not quarantined", lambda: _quarantined(artifact))
     verification.recount(
-        f"{name}: {len(manifest.files):,} files have their sizes and hashes", lambda: damaged_files(artifact, manifest)
+        name, f"{len(manifest.files):,} files have their sizes and hashes", lambda: damaged_files(artifact, manifest)
     )
     if manifest.asset == "token_shards":
         _verify_shards(artifact, name, manifest, verification)
@@ -97,16 +102,17 @@ def _verify_shards(artifact: Path, name: str, manifest: Manifest, verification: 
         try:
             index = read_index(folder)
         except FormatError as error:
-            verification.violations.append(f"{name}: {error}")
+            verification.violate(name, "an index that can be read", error)
             continue
         indexes.append(index)
         _verify_split(artifact, f"{name}: {index.split}", index, verification)
     verification.recount(
-        f"{name}: its splits consist of files that the manifest lists", lambda: _unlisted(artifact, manifest, indexes)
+        name, "its splits consist of files that the manifest lists", lambda: _unlisted(artifact, manifest, indexes)
     )
     may_repeat = bool(manifest.parameters.get("repeats_within_split", False))
     verification.recount(
-        f"{name}: every doc_id once" + (" over the splits" if may_repeat else ""),
+        name,
+        "every doc_id once" + (" over the splits" if may_repeat else ""),
         lambda: invariants.doc_ids_once(indexes, repeats_within_split=may_repeat),
     )
 
@@ -119,15 +125,18 @@ def _unlisted(artifact: Path, manifest: Manifest, indexes: list[DocumentIndex]) 
 
 def _verify_split(artifact: Path, subject: str, index: DocumentIndex, verification: Verification) -> None:
     verification.recount(
-        f"{subject}: {len(index.shard_files):,} shards match their headers",
+        subject,
+        f"{len(index.shard_files):,} shards match their headers",
         lambda: invariants.shards_match_headers(artifact, index),
     )
     verification.recount(
-        f"{subject}: {index.num_documents:,} documents tile the shards",
+        subject,
+        f"{index.num_documents:,} documents tile the shards",
         lambda: invariants.documents_tile_shards(index),
     )
     verification.recount(
-        f"{subject}: EOS at each document's end and nowhere else",
+        subject,
+        "EOS at each document's end and nowhere else",
         lambda: invariants.eos_ends_documents(artifact, index),
     )
 
@@ -136,25 +145,42 @@ def _verify_plan(artifact: Path, subject: str, split: str, verification: Verific
     try:
         plan = load_plan(artifact / split, allow_quarantined=True)
     except CorpusmillError as error:
-        verification.violations.append(f"{subject}: {error}")
+        verification.violate(subject, "a plan that can be read", error)
         return
     verification.recount(
-        f"{subject}: made for token_shards {plan.shards.identity[:12]}, there and not quarantined",
+        subject,
+        f"made for token_shards {plan.shards.identity[:12]}, there and not quarantined",
         lambda: _quarantined(plan.shards.path),
     )
     verification.recount(
-        f"{subject}: {plan.num_segments:,} segments, each once", lambda: invariants.order_is_permutation(plan)
+        subject, f"{plan.num_segments:,} segments, each once", lambda: invariants.order_is_permutation(plan)
     )
     verification.recount(
-        f"{subject}: {plan.num_targets:,} next-token pairs, each once", lambda: invariants.every_pair_once(plan)
+        subject, f"{plan.num_targets:,} next-token pairs, each once", lambda: invariants.every_pair_once(plan)
     )
     verification.recount(
-        f"{subject}: {plan.num_packs:,} packs within {plan.capacity:,} inputs",
+        subject,
+        f"{plan.num_packs:,} packs within {plan.capacity:,} inputs",
         lambda: invariants.packs_within_capacity(plan),
     )
-    verification.recount(f"{subject}: targets and squares of every pack", lambda: invariants.pack_sums_are_right(plan))
+    verification.recount(subject, "targets and squares of every pack", lambda: invariants.pack_sums_are_right(plan))
+    if plan.stages:
+        verification.recount(
+            subject,
+            f"{len(plan.stages):,} stages, each pool within one pack of its quota",
+            lambda: quota_invariants.every_window_keeps_its_quotas(plan),
+        )
+        verification.recount(
+            subject, "pools read pass by pass", lambda: quota_invariants.pools_are_read_in_passes(plan)
+        )
     verification.recount(
-        f"{subject}: {len(invariants.sampled_steps(plan)):,} sampled steps of {plan.num_steps:,} match the shards",
+        subject,
+        f"{len(plan.snapshots):,} snapshots of the packer, from which it goes on with the stored packs",
+        lambda: snapshot_invariants.snapshots_give_the_packs(plan),
+    )
+    verification.recount(
+        subject,
+        f"{len(invariants.sampled_steps(plan)):,} sampled steps of {plan.num_steps:,} match the shards",
         lambda: invariants.steps_match_shards(plan),
     )
 

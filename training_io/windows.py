@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from training_io.errors import FormatError, RecipeError, StateMismatch
+from training_io.errors import FormatError, RecipeError, StateMismatch, differences
 from training_io.hashing import identity_of
 from training_io.shard_format import Tokens, read_shard
 
 I64 = npt.NDArray[np.int64]
+
+SAMPLED_TOKENS = 32  # of each shard, to tell its bytes from those of another artifact
 
 
 class WindowLoader:
@@ -146,7 +148,9 @@ class RandomWindows:
     """Endless batches of the loader's B rows at random offsets, each drawn alike, with a state to resume from.
 
     All ranks draw the offsets of the whole batch from one seed and take their own rows of it, so the ranks' rows
-    together are the batch, whatever their number. Raises RecipeError for a rank outside the world.
+    together are the batch, whatever their number. A state names the shards by their lengths, their dtype and a hash of
+    a few tokens of each: other documents or another tokenizer are refused, a change between those tokens goes unseen
+    (verify the artifact for that). Raises RecipeError for a rank outside the world.
     """
 
     def __init__(self, loader: WindowLoader, seed: int, rank: int = 0, world_size: int = 1) -> None:
@@ -159,6 +163,13 @@ class RandomWindows:
         self._rows = slice(loader.B * rank // world_size, loader.B * (rank + 1) // world_size)
         self._rng = np.random.default_rng(seed)
         self._stream = identity_of({"shards": np.diff(loader.ends, prepend=0).tolist(), "rows": [loader.B, loader.T]})
+        self._facts = {
+            "B": loader.B,
+            "T": loader.T,
+            "tokens": loader.n_tokens,
+            "dtype": loader.shards[0].dtype.name,
+            "sampled": identity_of({"tokens": [_sampled(shard) for shard in loader.shards]})[:12],
+        }
 
     def __iter__(self) -> Iterator[tuple[I64, I64]]:
         return self
@@ -170,15 +181,18 @@ class RandomWindows:
 
     def state_dict(self) -> dict[str, Any]:
         """The generator's state and what it draws from, as JSON; the same on every rank."""
-        return {"stream": self._stream, "rng": self._rng.bit_generator.state}
+        return {"stream": self._stream, "rng": self._rng.bit_generator.state, **self._facts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the batch that came after the state; StateMismatch for other shards or another B or T."""
+        """Continue with the batch that came after the state; StateMismatch for other shards or another B or T, naming
+        what differs where the state says it.
+        """
         stream, rng = state.get("stream"), state.get("rng", {})
-        if stream != self._stream:
+        differing = differences(state, self._facts)
+        if stream != self._stream or differing:
             raise StateMismatch(
-                f"window state was saved for stream {str(stream)[:12]}…, this run has {self._stream[:12]}…."
-                " Resume with shards of the same lengths and the same B and T, or start a new run."
+                f"window state was saved for stream {str(stream)[:12]}…, this run has {self._stream[:12]}…{differing}."
+                " Resume with the same shards and the same B and T, or start a new run."
             )
         try:
             self._rng.bit_generator.state = rng
@@ -186,3 +200,9 @@ class RandomWindows:
             raise StateMismatch(
                 f"window state: expected the state of a PCG64 generator, found {error!r}. Give an unedited state."
             ) from error
+
+
+def _sampled(shard: Tokens) -> list[int]:
+    """Tokens at even distances, the first and the last among them."""
+    at = np.linspace(0, max(len(shard) - 1, 0), min(len(shard), SAMPLED_TOKENS)).astype(np.int64)
+    return [int(token) for token in shard[at]]

@@ -1,0 +1,129 @@
+"""Laws of a mixture's schedule, recounted by a second route.
+
+In: a plan as read from disk. Out: a list of violations for each law, empty where it holds; a violation is never
+raised. No law calls the code that it judges: pools and tokens are counted on documents and positions. Cost: a pass over
+the schedule for each pool.
+"""
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from training_io.invariants import MAX_EXAMPLES, order_is_permutation, packs_within_capacity
+from training_io.plan import Plan
+
+I64 = npt.NDArray[np.int64]
+
+
+def every_window_keeps_its_quotas(plan: Plan) -> list[str]:
+    """From a stage's start to any pack of it, each pool's tokens are within one pack of its part of all tokens so far.
+
+    A stage starts where it says, in steps and in tokens, and a pool without a quota is not read.
+    """
+    if plan.schedule is None:
+        return []
+    if found := _uncountable(plan):
+        return [f"split {plan.split}: quotas not recounted: {found}"]
+    pools, tokens = _pools_and_tokens(plan)
+    unit = int(tokens.max(initial=0))
+    violations = _starts_are_wrong(plan, tokens)
+    for stage, pool, used, total, quota, whole in _shares(plan, pools, tokens):
+        errors = _errors(used, total, quota, whole)
+        for at in np.flatnonzero(errors > unit - 1)[:MAX_EXAMPLES].tolist():
+            exact = abs(Fraction(quota * int(total[at]), whole) - int(used[at]))
+            if exact > unit or (quota == 0 and used[at]):
+                violations.append(
+                    f"split {plan.split}: stage {stage}, pack {at:,} of it: expected {pool} within {unit:,} tokens of"
+                    f" {quota / whole:.2%} of {int(total[at]):,}, found {int(used[at]):,}, {float(exact):,.0f} off"
+                )
+    return violations[: 2 * MAX_EXAMPLES]
+
+
+def largest_quota_errors(plan: Plan) -> dict[str, float]:
+    """For each stage how far any pool ever is from its part of the stage's tokens so far, in tokens."""
+    if plan.schedule is None or _uncountable(plan):
+        return {}
+    largest: dict[str, float] = {}
+    for stage, _, used, total, quota, whole in _shares(plan, *_pools_and_tokens(plan)):
+        found = float(_errors(used, total, quota, whole).max(initial=0.0))
+        largest[stage] = max(largest.get(stage, 0.0), found)
+    return largest
+
+
+def pools_are_read_in_passes(plan: Plan) -> list[str]:
+    """A pool's packs come once each before any of them comes again, so that no document is ever a pass ahead."""
+    if plan.schedule is None:
+        return []
+    if found := _uncountable(plan):
+        return [f"split {plan.split}: passes not recounted: {found}"]
+    pools, _ = _pools_and_tokens(plan)
+    schedule = np.asarray(plan.schedule, dtype=np.int64)
+    violations = []
+    for number, pool in enumerate(plan.index.pool_names):
+        packs = np.flatnonzero(pools == number)
+        read = schedule[pools[schedule] == number]
+        for first in range(0, len(read), max(len(packs), 1)):
+            numbers, times = np.unique(read[first : first + len(packs)], return_counts=True)
+            violations += [
+                f"split {plan.split}: pool {pool}, pass {first // len(packs) + 1:,}: expected pack {pack:,} at most"
+                f" once, found {count:,} times"
+                for pack, count in zip(numbers[times > 1].tolist(), times[times > 1].tolist(), strict=True)
+            ][:MAX_EXAMPLES]
+    return violations[:MAX_EXAMPLES]
+
+
+def _uncountable(plan: Plan) -> str:
+    """Why a schedule's packs cannot be looked at, or nothing."""
+    assert plan.schedule is not None
+    if order_is_permutation(plan) or packs_within_capacity(plan):
+        return "order or packs are broken"
+    return "a pack holds several pools" if len(_mixed_packs(plan)) else ""
+
+
+def _mixed_packs(plan: Plan) -> I64:
+    pool_of = plan.index.pools[plan.locate(plan.order)[0]].astype(np.int64)
+    starts = plan.pack_offsets[:-1].astype(np.int64)
+    return np.flatnonzero(np.maximum.reduceat(pool_of, starts) != np.minimum.reduceat(pool_of, starts))
+
+
+def _pools_and_tokens(plan: Plan) -> tuple[I64, I64]:
+    """Pool and inputs of each pack, from its segments' documents and positions: two int64[p]."""
+    doc, start, end = plan.locate(plan.order)
+    starts = plan.pack_offsets[:-1].astype(np.int64)
+    return plan.index.pools[doc[starts]].astype(np.int64), np.add.reduceat(end - start, starts)
+
+
+def _starts_are_wrong(plan: Plan, tokens: I64) -> list[str]:
+    assert plan.schedule is not None
+    read = np.concatenate([[0], np.cumsum(tokens[plan.schedule])])
+    violations = []
+    for number, stage in enumerate(plan.stages):
+        at = stage.first_step * plan.packs_per_step
+        is_first = number == 0 and stage.first_step == 0
+        if not (is_first or (number > 0 and plan.stages[number - 1].first_step < stage.first_step < plan.num_steps)):
+            violations.append(f"split {plan.split}: stage {stage.name}: expected to start after the stage before it")
+        elif int(read[at]) != stage.first_token:
+            violations.append(
+                f"split {plan.split}: stage {stage.name}: expected to start at token {int(read[at]):,}, where step"
+                f" {stage.first_step:,} does, found {stage.first_token:,}"
+            )
+    return violations
+
+
+def _shares(plan: Plan, pools: I64, tokens: I64) -> Iterator[tuple[str, str, I64, I64, int, int]]:
+    """For each stage and pool: tokens used of the pool and of all after each pack, the pool's quota and all quotas."""
+    assert plan.schedule is not None
+    firsts = [stage.first_step * plan.packs_per_step for stage in plan.stages]
+    for stage, packs in zip(plan.stages, np.split(plan.schedule, firsts[1:]), strict=True):
+        total = np.cumsum(tokens[packs])
+        for number, pool in enumerate(plan.index.pool_names):
+            used = np.cumsum(np.where(pools[packs] == number, tokens[packs], 0))
+            yield stage.name, pool, used, total, stage.quotas.get(pool, 0), sum(stage.quotas.values())
+
+
+def _errors(used: I64, total: I64, quota: int, whole: int) -> npt.NDArray[np.float64]:
+    """How far a pool is from its part of all tokens, in tokens, to well below one token."""
+    share = np.longdouble(quota) / np.longdouble(whole)
+    return np.abs(used.astype(np.longdouble) - total * share).astype(np.float64)
