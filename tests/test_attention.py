@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention import varlen
 
 from training_io.attention import BLOCK_TOKENS, attend, choose_backend, segment_block_mask, segment_starts
 from training_io.errors import RecipeError
@@ -51,14 +50,80 @@ def test_sdpa_equals_dense_masked_softmax(lengths, num_kv_heads, seed):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_poking_one_segment_changes_no_other():
-    lengths = [5, 1, 7, 3]
+segments_of_one_length = st.tuples(st.integers(1, 9), st.integers(2, 6)).map(lambda shape: [shape[0]] * shape[1])
+
+
+@given(
+    lengths=st.one_of(lengths_of_segments, segments_of_one_length),
+    num_kv_heads=st.sampled_from([1, 2, 4]),
+    seed=st.integers(0, 999),
+)
+@settings(max_examples=40, deadline=None)
+def test_exact_attention_is_the_plain_formula_to_the_last_digits(lengths, num_kv_heads, seed):
+    tensors = heads(lengths, seed=seed, num_kv_heads=num_kv_heads)
+    bounds = offsets_of(lengths)
+    ours = outputs_and_gradients(lambda q, k, v: attend(q, k, v, bounds, max(lengths), exact=True), tensors)
+    dense = outputs_and_gradients(lambda q, k, v: naive_training.dense_attention(q, k, v, lengths), tensors)
+    for found, expected in zip(ours, dense, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
+
+
+def test_exact_attention_calls_no_fused_kernel():
+    q, k, v = heads([5, 3], seed=1, requires_grad=False)
+
+    def operators(exact):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            attend(q, k, v, offsets_of([5, 3]), 5, "sdpa", exact=exact)
+        return {event.key for event in profile.key_averages()}
+
+    fused = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    assert fused in operators(exact=False)
+    assert fused not in operators(exact=True)
+
+
+@pytest.mark.parametrize("backend", ["varlen", "flex"])
+def test_exact_attention_by_a_fused_backend_is_refused(backend):
+    q, k, v = heads([4], seed=1, requires_grad=False)
+    with pytest.raises(RecipeError, match=f"expected backend sdpa .* found {backend}"):
+        attend(q, k, v, offsets_of([4]), 4, backend, exact=True)
+
+
+@pytest.mark.parametrize("num_rows", [2, 7])
+@pytest.mark.parametrize("num_kv_heads", [1, 4])
+def test_rows_of_one_length_go_through_one_call_with_the_same_results(num_rows, num_kv_heads):
+    lengths = [6] * num_rows
+    tensors = heads(lengths, seed=num_rows, num_kv_heads=num_kv_heads)
+    ours = outputs_and_gradients(lambda q, k, v: attend(q, k, v, offsets_of(lengths), 6, "sdpa"), tensors)
+    dense = outputs_and_gradients(lambda q, k, v: naive_training.dense_attention(q, k, v, lengths), tensors)
+    for found, expected in zip(ours, dense, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        attend(*tensors, offsets_of(lengths), 6, "sdpa")
+    calls = {event.key: event.count for event in profile.key_averages()}
+    assert calls["aten::scaled_dot_product_attention"] == 1
+
+
+@given(lengths=lengths_of_segments, num_empty=st.integers(1, 3), seed=st.integers(0, 999))
+@settings(max_examples=15, deadline=None)
+def test_empty_segments_behind_the_last_and_a_longer_limit_change_nothing(lengths, num_empty, seed):
+    tensors = heads(lengths, seed=seed)
+    bounds = offsets_of([*lengths, *[0] * num_empty])
+    ours = outputs_and_gradients(lambda q, k, v: attend(q, k, v, bounds, 9, "sdpa"), tensors)
+    dense = outputs_and_gradients(lambda q, k, v: naive_training.dense_attention(q, k, v, lengths), tensors)
+    for found, expected in zip(ours, dense, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    assert segment_starts(bounds, sum(lengths)).tolist() == segment_starts(offsets_of(lengths), sum(lengths)).tolist()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("lengths", [[5, 1, 7, 3], [4, 4, 4, 4]])
+def test_poking_one_segment_changes_no_other(lengths, exact):
     q, k, v = heads(lengths, seed=1, requires_grad=False)
-    before = attend(q, k, v, offsets_of(lengths), 7)
-    start, end = 6, 13
+    before = attend(q, k, v, offsets_of(lengths), max(lengths), exact=exact)
+    start, end = sum(lengths[:2]), sum(lengths[:3])
     for x in (q, k, v):
         x[start:end] += 1.0
-    after = attend(q, k, v, offsets_of(lengths), 7)
+    after = attend(q, k, v, offsets_of(lengths), max(lengths), exact=exact)
     same = (before == after).flatten(1).all(dim=1)
     assert same.tolist() == [not start <= token < end for token in range(16)]
 
@@ -100,28 +165,6 @@ def test_flex_refuses_to_train_without_cuda():
     q, k, v = heads([4], seed=1)
     with pytest.raises(RecipeError, match="expected CUDA for training"):
         attend(q, k, v, offsets_of([4]), 4, "flex")
-
-
-@pytest.fixture(scope="module")
-def varlen_on_cpu():
-    """The kernels of PyTorch's variable-length operator for the CPU, by the dense oracle; other devices keep theirs."""
-
-    def dense(q, k, v, cu_seqlens):
-        return naive_training.dense_attention(q, k, v, torch.diff(cu_seqlens).tolist())
-
-    def forward(q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False, scale=None, window=(), gqa=False, used=None):
-        assert (is_causal, list(window)) == (True, [-1, 0])
-        assert (type(max_q), max_q, max_k) == (int, int(torch.diff(cu_q).max()), int(torch.diff(cu_k).max()))
-        assert gqa == (q.shape[1] != k.shape[1])
-        assert cu_q.dtype == torch.int32
-        lse = naive_training.dense_attention_lse(q, k, torch.diff(cu_q).tolist())
-        return dense(q, k, v, cu_q), lse, torch.zeros(2, dtype=torch.uint64)
-
-    def backward(grad, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, is_causal, rng, scale, window):
-        return naive_training.dense_attention_backward(grad, q, k, v, torch.diff(cu_q).tolist())
-
-    varlen._varlen_attn.register_kernel("cpu", forward)
-    varlen._varlen_attn_backward.register_kernel("cpu", backward)
 
 
 @pytest.mark.usefixtures("varlen_on_cpu")

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training_io.batch import IGNORED
 from training_io.loss import sum_cross_entropy
 
 
@@ -55,6 +56,20 @@ def test_sum_is_at_least_float32(logits_dtype, sum_dtype):
     total, _ = sum_cross_entropy(logits.to(logits_dtype), targets)
     assert total.dtype == sum_dtype
     assert total.shape == ()
+
+
+@given(ignored=st.lists(st.booleans(), max_size=12), seed=st.integers(0, 999))
+@settings(max_examples=30, deadline=None)
+def test_ignored_targets_are_in_neither_the_sum_nor_the_count(ignored, seed):
+    logits, targets = random_logits(len(ignored), 5, seed)
+    logits.requires_grad_()
+    total, count = sum_cross_entropy(logits, targets.masked_fill(torch.tensor(ignored, dtype=torch.bool), IGNORED))
+    total.backward()
+    rows = zip(logits.tolist(), targets.tolist(), ignored, strict=True)
+    expected = [naive_training.cross_entropy_of(row, target) for row, target, is_ignored in rows if not is_ignored]
+    assert total.item() == pytest.approx(sum(expected), abs=1e-10)
+    assert count == len(expected)
+    assert logits.grad.any(dim=1).tolist() == [not is_ignored for is_ignored in ignored]
 
 
 def test_no_tokens_are_zero_and_differentiable():

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import naive_training
 import pytest
@@ -9,7 +10,8 @@ import torch
 
 from training_io.errors import RecipeError
 from training_io.loss import sum_cross_entropy
-from training_io.model import Model, ModelConfig, num_parameters, rotary_angles, rotate
+from training_io.model import Model, ModelConfig, num_parameters, preset, rotary_angles, rotate
+from training_io.model_presets import MODEL_PRESETS
 
 SMALL = {
     "vocab_size": 50,
@@ -34,8 +36,8 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def small_model(seed=0, dtype=torch.float64, **changes):
-    return Model(ModelConfig(**(SMALL | changes)), torch.Generator().manual_seed(seed)).to(dtype)
+def small_model(seed=0, dtype=torch.float64, backend="auto", **changes):
+    return Model(ModelConfig(**(SMALL | changes)), torch.Generator().manual_seed(seed), backend=backend).to(dtype)
 
 
 def flat_batch(lengths, seed=1, vocab=50):
@@ -113,6 +115,100 @@ def test_parameter_count_equals_the_list_of_shapes(variant):
     assert num_parameters(config) == sum(math.prod(shape) for shape in shapes)
 
 
+@pytest.mark.parametrize(("name", "millions"), [("tiny", 1.44), ("124m", 123.55)])
+def test_presets_have_the_parameters_that_their_shapes_say(name, millions):
+    shape = MODEL_PRESETS[name]
+    shapes = naive_training.parameter_shapes(
+        vocab={"tiny": 8_192, "124m": 50_257}[name],
+        width=shape["d_model"],
+        layers=shape["num_layers"],
+        heads=shape["num_heads"],
+        kv_heads=shape["num_kv_heads"],
+        ff=shape["d_ff"],
+        positions=1_024,
+        layer_norm=False,
+        learned=False,
+        tied=True,
+    )
+    num = num_parameters(preset(name, shapes[0][0], 1_024))
+    assert num == sum(math.prod(shape) for shape in shapes)
+    assert num / 1e6 == pytest.approx(millions, abs=0.005)
+
+
+def test_a_124m_model_is_within_a_percent_of_gpt2s_parameters():
+    gpt2 = 50_257 * 768 + 1_024 * 768 + 12 * (12 * 768**2 + 13 * 768) + 2 * 768  # 124,439,808
+    assert num_parameters(preset("124m", 50_257, 1_024)) == pytest.approx(gpt2, rel=0.01)
+
+
+def test_unknown_preset_names_the_known_ones():
+    with pytest.raises(RecipeError, match=r"model.preset: expected one of tiny, 124m, found 'large'"):
+        preset("large", 100, 16)
+
+
+@pytest.mark.parametrize("context", [2, 3, 4_096, 8_192])
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_contexts_run_up_to_the_models_and_one_more_token_is_refused_where_positions_are_learned(context, positions):
+    config = replace(preset("tiny", 64, context), positions=positions)
+    model = Model(config, torch.Generator().manual_seed(0))
+    inputs, _, rest = flat_batch([context, 1], vocab=64)
+    poked = inputs.clone()
+    poked[0] = (poked[0] + 1) % 64
+    with torch.no_grad():
+        logits = model(inputs, *rest)
+        same = (model(poked, *rest) == logits).all(dim=1)
+    assert logits.isfinite().all()
+    assert not same[context - 1]  # the last token sees the first, and the other segment does not
+    assert same[context]
+    longer, _, rest = flat_batch([context + 1], vocab=64)
+    if positions == "learned":
+        with pytest.raises(RecipeError, match=f"at most {context:,} tokens .* found {context + 1:,}"):
+            model(longer, *rest)
+
+
+def compiled_and_eager(batches, **changes):
+    """A model compiled whole, run over batches with gradients, beside the plain one on another backend."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = small_model(backend="varlen", **changes)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
+    found = []
+    for inputs, targets, rest in batches:
+        model.zero_grad()
+        logits = compiled(inputs, *rest)
+        sum_cross_entropy(logits, targets)[0].backward()
+        found.append((logits, [parameter.grad.clone() for parameter in model.parameters()]))
+    return found, [loss_and_gradients(small_model(**changes), [batch]) for batch in batches]
+
+
+@pytest.mark.usefixtures("varlen_on_cpu")
+@pytest.mark.parametrize("num_kv_heads", [2, 4])
+def test_compiled_on_varlen_constant_shapes_are_one_graph_and_equal_the_reference(num_kv_heads):
+    batches = []
+    for lengths in ([5, 1, 9, 3], [16, 1, 1, 0], [18, 0, 0, 0], [2, 2, 2, 12]):
+        inputs, targets, (positions, cu_seqlens, _) = flat_batch(lengths)
+        batches.append((inputs, targets, (positions, cu_seqlens, 18)))
+    found, expected = compiled_and_eager(batches, num_kv_heads=num_kv_heads)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    for (logits, gradients), (plain_logits, plain_gradients) in zip(found, expected, strict=True):
+        torch.testing.assert_close(logits, plain_logits, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(gradients, plain_gradients, rtol=1e-8, atol=1e-10)
+
+
+def test_compiled_on_flex_constant_shapes_are_one_graph_and_equal_the_reference():
+    """Forward alone: FlexAttention has no backward on the CPU."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(small_model(backend="flex"), backend="aot_eager", fullgraph=True, dynamic=False)
+    model = small_model()
+    with torch.no_grad():
+        for lengths in ([100, 1, 55, 100], [200, 56, 0, 0], [256, 0, 0, 0]):
+            inputs, _, (positions, cu_seqlens, _) = flat_batch(lengths)
+            expected = model(inputs, positions, cu_seqlens, 256)
+            found = compiled(inputs, positions, cu_seqlens, 256)
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 def test_first_loss_is_that_of_a_uniform_guess():
     model = small_model(vocab_size=2_000, dtype=torch.float32)
     inputs, targets, rest = flat_batch([16] * 20, vocab=2_000)
@@ -157,6 +253,7 @@ def test_segment_longer_than_the_learned_positions_is_refused():
         ({"num_heads": 5}, r"model.d_model: expected a multiple of num_heads = 5, found 24"),
         ({"num_kv_heads": 3}, r"model.num_heads: expected a multiple of num_kv_heads = 3, found 4"),
         ({"num_heads": 8, "num_kv_heads": 8}, r"even d_model / num_heads .* found 24 / 8 = 3"),
+        ({"max_positions": 1}, r"model.max_positions: expected at least 2, found 1"),
         ({"d_ff": 0}, r"model.d_ff: expected at least 1, found 0"),
         ({"norm": "batchnorm"}, r"model.norm: expected one of rmsnorm, layernorm, found 'batchnorm'"),
         ({"positions": "alibi"}, r"model.positions: expected one of rotary, learned, found 'alibi'"),

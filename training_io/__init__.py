@@ -4,6 +4,7 @@
                         windows ─────────────────────────────────────────────────────────┘
     epochs, balance ─▶ sampler: which packs a step and a rank gets; streaming: the same without a stored plan
     loader: a plan's steps for torch's DataLoader
+    staging ─▶ stream: onto a device; attention, model, loss ─▶ train; flops: what a step costs
     manifest, invariants, verification, handoff: what was handed over is whole, and its laws hold
     exports: the same documents as other trainers read them
 

@@ -4,8 +4,8 @@ In: queries, keys and values of all tokens of a microbatch, one row a token, and
 a token. Promise: no token sees another segment or a later token; the backends agree within rounding. Cost: the sum of
 the squared segment lengths; no backend here builds a mask of T x T tokens.
 
-Shape letters: T tokens, S segments, N query heads, H head width. Keys and values may have fewer heads; query heads are
-then a multiple of them (grouped-query attention).
+Shape letters: T tokens, S segments, L tokens of a segment, N query heads, H head width. Keys and values may have fewer
+heads; query heads are then a multiple of them (grouped-query attention).
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
@@ -26,12 +27,21 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def attend(
-    q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens: Tensor, max_seqlen: int, backend: str = "auto"
+    q_TNH: Tensor,
+    k_TNH: Tensor,
+    v_TNH: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    backend: str = "auto",
+    *,
+    exact: bool = False,
 ) -> Tensor:
     """Softmax(q k^T / sqrt(H)) v, causal and inside each segment: [T, N, H] -> [T, N, H].
 
-    cu_seqlens is int32[S + 1] on the tensors' device, from 0 to T; max_seqlen its longest step, a Python int, so that
-    the CPU never waits for the device to learn it. RecipeError for a backend that is unknown or cannot run here.
+    cu_seqlens is int32[S + 1] on the tensors' device, from 0 to T, and may repeat its end; max_seqlen its longest step,
+    or a longer one, a Python int, so that the CPU never waits for the device to learn it. With `exact` sdpa computes by
+    PyTorch's plain formula and no fused kernel. RecipeError for a backend that is unknown or cannot run here, and for
+    `exact` with another than sdpa.
     """
     if q_TNH.shape[1] % k_TNH.shape[1]:
         raise RecipeError(
@@ -40,10 +50,18 @@ def attend(
         )
     check_backend(backend)
     if backend == "auto":
-        backend = choose_backend(q_TNH.device, q_TNH.dtype)
+        backend = "sdpa" if exact else choose_backend(q_TNH.device, q_TNH.dtype)
+    if exact and backend != "sdpa":
+        raise RecipeError(
+            f"exact attention: expected backend sdpa (the others have fused kernels alone), found {backend}."
+            " Choose sdpa, or do without exact."
+        )
     if not len(q_TNH):  # kernels refuse it; the sums keep all three in the graph, so that their weights get a gradient
         return q_TNH + k_TNH.sum() + v_TNH.sum()
-    return BACKENDS[backend](q_TNH, k_TNH, v_TNH, cu_seqlens, max_seqlen)
+    if not exact:
+        return BACKENDS[backend](q_TNH, k_TNH, v_TNH, cu_seqlens, max_seqlen)
+    with sdpa_kernel(SDPBackend.MATH):
+        return attend_sdpa(q_TNH, k_TNH, v_TNH, cu_seqlens, max_seqlen)
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype) -> str:
@@ -61,11 +79,20 @@ def check_backend(backend: str) -> None:
 
 
 def attend_sdpa(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-    """The reference: scaled-dot-product attention on one segment after another; any device, any float dtype."""
-    lengths = cu_seqlens.diff().tolist()
+    """The reference: scaled-dot-product attention on one segment after another; any device, any float dtype.
+
+    Segments of one length, as rows of windows are, go through one call.
+    """
+    lengths = [length for length in cu_seqlens.diff().tolist() if length]  # a constant shape ends in empty ones
+    is_grouped = q_TNH.shape[1] != k_TNH.shape[1]
+    if len(set(lengths)) == 1:
+        q_SNLH, k_SNLH, v_SNLH = (
+            x_TNH.reshape(len(lengths), -1, *x_TNH.shape[1:]).transpose(1, 2) for x_TNH in (q_TNH, k_TNH, v_TNH)
+        )
+        out_SNLH = scaled_dot_product_attention(q_SNLH, k_SNLH, v_SNLH, is_causal=True, enable_gqa=is_grouped)
+        return out_SNLH.transpose(1, 2).flatten(0, 1)
     # split, not slices: a slice's gradient is as long as the whole batch, so S slices would cost S x T
     q_segments, k_segments, v_segments = (torch.split(x_TNH, lengths) for x_TNH in (q_TNH, k_TNH, v_TNH))
-    is_grouped = q_TNH.shape[1] != k_TNH.shape[1]
     outputs = [
         scaled_dot_product_attention(
             _heads_first(q), _heads_first(k), _heads_first(v), is_causal=True, enable_gqa=is_grouped
@@ -165,9 +192,13 @@ def _heads_first(x_TNH: Tensor) -> Tensor:
     return x_TNH.transpose(0, 1).unsqueeze(0)
 
 
-@lru_cache(maxsize=1)
 def _flex_on(device_type: str) -> Callable[..., Any]:
-    if device_type != "cuda":
-        return flex_attention
+    if device_type == "cuda" and not torch.compiler.is_compiling():
+        return _compiled_flex()
+    return flex_attention  # a model that is compiled whole compiles it too
+
+
+@lru_cache(maxsize=1)
+def _compiled_flex() -> Callable[..., Any]:
     # dynamic: the number of tokens differs from batch to batch and must not compile anew each time
     return torch.compile(flex_attention, dynamic=True)

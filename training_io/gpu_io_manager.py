@@ -6,6 +6,7 @@ description opens plain CPU tensors. torch is not imported here: the code locati
 """
 
 import ctypes
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,9 @@ import dagster as dg
 
 from training_io.errors import RecipeError
 
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = r"auto|cpu|cuda(:\d+)?"
+DTYPES = ("auto", "float32", "bfloat16")
+MAX_PREFETCH_DEPTH = 16
 
 
 class SealedArtifact(Protocol):
@@ -47,7 +50,10 @@ class ArtifactFinder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceInput:
-    """An artifact to stream from, the device to stream to, and how many steps to stage ahead."""
+    """An artifact to stream from, the device to stream to, what to compute in there, and how many steps to stage ahead.
+
+    A dtype of `auto` leaves it to the recipe.
+    """
 
     asset: str
     identity: str
@@ -55,16 +61,19 @@ class DeviceInput:
     lineage: Mapping[str, str]
     folder: Path
     device: str
+    dtype: str
     prefetch_depth: int
 
 
 class GpuIOManager(dg.ConfigurableIOManager):
     """Gives `varlen_training_run` its token shards and its packing plan as streams on a device.
 
-    `device` is auto (the GPU where there is one), cpu or cuda; `prefetch_depth` is 1 to 16 steps.
+    `device` is auto (the GPU where there is one), cpu, cuda or cuda:<number>; `dtype` is auto (the recipe's), float32
+    or bfloat16; `prefetch_depth` is 1 to 16 steps.
     """
 
     device: str = "auto"
+    dtype: str = "auto"
     prefetch_depth: int = 3
     references: dg.ResourceDependency[dg.IOManager]
 
@@ -75,11 +84,16 @@ class GpuIOManager(dg.ConfigurableIOManager):
         )
 
     def load_input(self, context: dg.InputContext) -> DeviceInput:
-        """The upstream artifact as a stream on the configured device; RecipeError for impossible settings."""
-        if self.device not in DEVICES:
-            raise RecipeError(f"gpu_io_manager.device: expected one of {', '.join(DEVICES)}, found {self.device!r}.")
-        if not 1 <= self.prefetch_depth <= 16:
-            raise RecipeError(f"gpu_io_manager.prefetch_depth: expected 1 to 16, found {self.prefetch_depth:,}.")
+        """The upstream artifact as a stream on the configured device; RecipeError for impossible settings.
+
+        A device that is not here is refused before anything is looked up.
+        """
+        _check_setting("device", self.device, re.fullmatch(DEVICES, self.device), "auto, cpu, cuda or cuda:<number>")
+        _check_setting("dtype", self.dtype, self.dtype in DTYPES, f"one of {', '.join(DTYPES)}")
+        is_depth = 1 <= self.prefetch_depth <= MAX_PREFETCH_DEPTH
+        _check_setting("prefetch_depth", self.prefetch_depth, is_depth, f"1 to {MAX_PREFETCH_DEPTH} steps")
+        if (reason := why_cpu(self.device)) is not None:
+            context.log.info(f"gpu_io_manager: {reason}")
         finder: ArtifactFinder = self.references  # type: ignore[assignment] # any IO manager that can find
         artifact, folder = finder.find(context)
         return DeviceInput(
@@ -89,6 +103,7 @@ class GpuIOManager(dg.ConfigurableIOManager):
             lineage=artifact.lineage,
             folder=folder,
             device=self.device,
+            dtype=self.dtype,
             prefetch_depth=self.prefetch_depth,
         )
 
@@ -105,6 +120,17 @@ def device_type(device: str) -> str:
     return resolve_device(device).type
 
 
+def why_cpu(device: str) -> str | None:
+    """Why a device setting means the CPU here, in a sentence; None where it means a GPU. Errors are device_type()'s."""
+    if device_type(device) != "cpu":
+        return None
+    if device == "cpu":
+        return "training on the CPU, since device is cpu."
+    if not may_have_gpu():
+        return "training on the CPU: no GPU driver was found on this machine."
+    return "training on the CPU: a GPU driver was found, but torch sees no device that it can use."
+
+
 def may_have_gpu() -> bool:
     """Whether a GPU's driver is here: NVIDIA's library, or AMD's device file (torch calls both "cuda")."""
     try:
@@ -112,3 +138,10 @@ def may_have_gpu() -> bool:
     except OSError:
         return Path("/dev/kfd").exists()
     return True
+
+
+def _check_setting(name: str, value: object, is_possible: object, expected: str) -> None:
+    if not is_possible:
+        raise RecipeError(
+            f"gpu_io_manager.{name}: expected {expected}, found {value!r}. Change the resource's configuration."
+        )

@@ -11,11 +11,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from training_io.batch import IGNORED
+
 
 def sum_cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, int]:
-    """Sum of -log softmax(logits)[target] over the tokens, in nats, and how many there are.
+    """Sum of -log softmax(logits)[target] over the targets that are not IGNORED, in nats, and how many these are.
 
-    The sum is a scalar in float32, or in float64 for float64 logits; no tokens give a zero that is still in the graph.
+    The count waits for the device; a batch knows it without (its num_targets).
+    """
+    return summed_cross_entropy(logits_TV, targets_T), int((targets_T != IGNORED).sum())
+
+
+def summed_cross_entropy(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
+    """The sum alone: a scalar in float32, or in float64 for float64 logits.
+
+    No targets, and none that is not IGNORED, give a zero that is still in the graph.
     """
     wide_TV = logits_TV if logits_TV.dtype == torch.float64 else logits_TV.float()
-    return cross_entropy(wide_TV, targets_T, reduction="sum"), len(targets_T)
+    return cross_entropy(wide_TV, targets_T, ignore_index=IGNORED, reduction="sum")

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from training_io.attention import attend, check_backend
 from training_io.errors import RecipeError
+from training_io.model_presets import MODEL_PRESETS
 
 INIT_STD = 0.02  # GPT-2
 ROTARY_BASE = 10_000.0  # RoFormer
@@ -27,7 +28,8 @@ POSITIONS = ("rotary", "learned")
 class ModelConfig:
     """Shape of the decoder; all of it belongs to a checkpoint's identity.
 
-    `max_positions` is the length of the learned position table; rotary positions have none and no limit.
+    `max_positions` is the length of the learned position table; rotary positions have none and no limit. A context of
+    one token predicts without reading any other, so two is the least.
     """
 
     vocab_size: int
@@ -43,9 +45,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """RecipeError for a shape that cannot be built."""
-        for name in ("vocab_size", "d_model", "num_layers", "num_heads", "num_kv_heads", "d_ff", "max_positions"):
+        for name in ("vocab_size", "d_model", "num_layers", "num_heads", "num_kv_heads", "d_ff"):
             if getattr(self, name) < 1:
                 raise RecipeError(f"model.{name}: expected at least 1, found {getattr(self, name):,}.")
+        if self.max_positions < 2:
+            raise RecipeError(f"model.max_positions: expected at least 2, found {self.max_positions:,}.")
         _check_multiple("d_model", self.d_model, "num_heads", self.num_heads)
         _check_multiple("num_heads", self.num_heads, "num_kv_heads", self.num_kv_heads)
         _check_choice("norm", self.norm, NORMS)
@@ -62,14 +66,34 @@ class ModelConfig:
         return self.d_model // self.num_heads
 
 
+def preset(name: str, vocab_size: int, max_positions: int) -> ModelConfig:
+    """The configuration of a named shape, for a vocabulary and a longest segment; RecipeError for an unknown name.
+
+    >>> num_parameters(preset("124m", vocab_size=50_257, max_positions=1_024))
+    123551232
+    """
+    _check_choice("preset", name, tuple(MODEL_PRESETS))
+    shape = MODEL_PRESETS[name]
+    return ModelConfig(
+        vocab_size=vocab_size,
+        d_model=shape["d_model"],
+        num_layers=shape["num_layers"],
+        num_heads=shape["num_heads"],
+        num_kv_heads=shape["num_kv_heads"],
+        d_ff=shape["d_ff"],
+        max_positions=max_positions,
+    )
+
+
 class Attention(nn.Module):
     """Grouped-query self-attention inside each segment."""
 
-    def __init__(self, config: ModelConfig, backend: str) -> None:
+    def __init__(self, config: ModelConfig, backend: str, exact: bool) -> None:
         super().__init__()
         kv_width = config.num_kv_heads * config.head_width
         self.head_width = config.head_width
         self.backend = backend
+        self.exact = exact
         self.query = nn.Linear(config.d_model, config.d_model, bias=False)
         self.key = nn.Linear(config.d_model, kv_width, bias=False)
         self.value = nn.Linear(config.d_model, kv_width, bias=False)
@@ -82,7 +106,8 @@ class Attention(nn.Module):
         )
         if rotation is not None:
             q_TNH, k_TNH = rotate(q_TNH, *rotation), rotate(k_TNH, *rotation)
-        out: Tensor = self.out(attend(q_TNH, k_TNH, v_TNH, cu_seqlens, longest, self.backend).flatten(1))
+        x_TNH = attend(q_TNH, k_TNH, v_TNH, cu_seqlens, longest, self.backend, exact=self.exact)
+        out: Tensor = self.out(x_TNH.flatten(1))
         return out
 
 
@@ -104,10 +129,10 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     """Pre-norm residual block: attention, then feed-forward."""
 
-    def __init__(self, config: ModelConfig, backend: str) -> None:
+    def __init__(self, config: ModelConfig, backend: str, exact: bool) -> None:
         super().__init__()
         self.attention_norm = _norm(config)
-        self.attention = Attention(config, backend)
+        self.attention = Attention(config, backend, exact)
         self.feed_forward_norm = _norm(config)
         self.feed_forward = SwiGLU(config)
 
@@ -119,9 +144,14 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The decoder; weights come from the given generator, on the CPU, whatever device the model goes to."""
+    """The decoder; weights come from the given generator, on the CPU, whatever device the model goes to.
 
-    def __init__(self, config: ModelConfig, generator: torch.Generator, *, backend: str = "auto") -> None:
+    `backend` and `exact` are attend()'s.
+    """
+
+    def __init__(
+        self, config: ModelConfig, generator: torch.Generator, *, backend: str = "auto", exact: bool = False
+    ) -> None:
         super().__init__()
         check_backend(backend)
         self.config = config
@@ -131,7 +161,7 @@ class Model(nn.Module):
             self.positions = (
                 nn.Embedding(config.max_positions, config.d_model) if config.positions == "learned" else None
             )
-            self.blocks = nn.ModuleList(Block(config, backend) for _ in range(config.num_layers))
+            self.blocks = nn.ModuleList(Block(config, backend, exact) for _ in range(config.num_layers))
             self.norm = _norm(config)
             self.head = None if config.tied_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.to_empty(device="cpu")

@@ -4,38 +4,45 @@ In: a frozen, picklable specification that says which artifact, split, device an
 iterator of steps, each the list of this rank's microbatches. Promise: the same steps on any device; the state counts
 the steps that were handed out, not those staged ahead. Cost: the sampler's, and the transfer's (see staging).
 
-    sampler or windows ─▶ PackedBatch ─▶ checked ─▶ staged ahead ─▶ DeviceBatch
+    sampler or windows ─▶ PackedBatch ─▶ checked, counted ─▶ in constant shape, if asked ─▶ staged ahead ─▶ DeviceBatch
 """
 
+import hashlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from training_io.batch import PackedBatch, check_cu_seqlens
-from training_io.document_index import read_index
+from training_io.batch import ConstantShape, PackedBatch, check_cu_seqlens, in_constant_shape
+from training_io.document_index import DocumentIndex, read_index
 from training_io.errors import FormatError, RecipeError, StateMismatch
 from training_io.hashing import identity_of
 from training_io.manifest import open_artifact
-from training_io.plan import load_plan
+from training_io.plan import Plan, load_plan
 from training_io.sampler import Sampler
 from training_io.segments import offsets_of
-from training_io.staging import Arrival, DeviceBatch, Stage, resolve_device, stage_for
+from training_io.staging import Arrival, DeviceBatch, HostBatch, Stage, resolve_device, stage_for
 from training_io.windows import WindowLoader, context_offsets
 
 I64 = npt.NDArray[np.int64]
+U16 = npt.NDArray[np.uint16]
+
+TokenPools = Callable[[PackedBatch, int], U16]  # of a step's microbatch and its place in this rank's share
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec:
     """Which packs to stream where: all that another process needs to open the same stream.
 
-    `prefetch_depth` is how many steps are staged ahead; ids at or above `vocab_size` are refused on the host, since on
-    the device they would end in a failed assertion without a name.
+    `prefetch_depth` is how many steps stage_ahead() stages; ids at or above `vocab_size` are refused on the host, since
+    on the device they would end in a failed assertion without a name. With `constant_shape` every microbatch, an empty
+    one as well, has the plan's constant shape, so that one compiled graph serves all: its slack is computed, not
+    trained. `with_pools` adds each token's pool.
     """
 
     plan_path: str
@@ -46,6 +53,8 @@ class StreamSpec:
     world_size: int = 1
     sampler_state: Mapping[str, Any] | None = None
     vocab_size: int | None = None
+    constant_shape: bool = False
+    with_pools: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +62,8 @@ class WindowSpec:
     """Which windows to stream where: rows of `max_seq_len` tokens that may hold several documents.
 
     A step is `accumulation` microbatches of `batch_size` rows, over all ranks. With `document_mask` each document in a
-    row is a segment of its own with restarted positions, else the row is one; the targets are the same.
+    row is a segment of its own with restarted positions, else the row is one; the targets are the same. `with_pools`
+    adds each token's pool: that of the document which holds the input.
     """
 
     shards_path: str
@@ -68,6 +78,7 @@ class WindowSpec:
     world_size: int = 1
     sampler_state: Mapping[str, Any] | None = None
     vocab_size: int | None = None
+    with_pools: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +90,12 @@ class StreamFacts:
     token_dtype: str
     eos_id: int
     max_seq_len: int
+    capacity: int  # inputs in a pack, or in a window's row
+    overlap: int
     num_steps: int  # of one epoch
+    pool_names: tuple[str, ...]
+    slots_of: Callable[[int], int]  # room for inputs, over all ranks, in a step of the run, counted from 0
+    digest_of: Callable[[int], bytes]  # SHA-256 over which tokens such a step reads, equal for equal steps of two plans
 
 
 class StepSource(Protocol):
@@ -96,16 +112,26 @@ class StepSource(Protocol):
 
 
 class BatchStream:
-    """Iterator of steps on a device, with a state to resume from."""
+    """Iterator of steps on a device, with a state to resume from; every microbatch in one shape where one is given."""
 
     def __init__(
-        self, source: StepSource, facts: StreamFacts, stage: Stage, *, prefetch_depth: int, vocab_size: int | None
+        self,
+        source: StepSource,
+        facts: StreamFacts,
+        stage: Stage,
+        *,
+        prefetch_depth: int,
+        vocab_size: int | None,
+        shape: ConstantShape | None = None,
+        pools_of: TokenPools | None = None,
     ) -> None:
         if prefetch_depth < 0:
             raise RecipeError(f"prefetch_depth: expected 0 or more steps, found {prefetch_depth:,}.")
         self.facts = facts
         self._source = source
         self._stage = stage
+        self._shape = shape
+        self._pools_of = pools_of
         self._prefetch_depth = prefetch_depth
         self._max_id = np.iinfo(facts.token_dtype).max if vocab_size is None else vocab_size - 1
         self._state = source.state_dict()
@@ -116,11 +142,19 @@ class BatchStream:
 
     def __next__(self) -> list[DeviceBatch]:
         """This rank's microbatches of the next step; epochs follow each other without end."""
-        while len(self._ahead) <= self._prefetch_depth:
-            arrivals = [self._stage(self._checked(batch)) for batch in self._source.next_step()]
-            self._ahead.append((arrivals, self._source.state_dict()))
+        if not self._ahead:
+            self._stage_step()
         arrivals, self._state = self._ahead.popleft()
         return [arrive() for arrive in arrivals]
+
+    def stage_ahead(self) -> None:
+        """Stage until prefetch_depth steps are ready.
+
+        Call it once the device has work queued and before waiting for any of it: assembly on the host then costs the
+        device nothing. A step that was not staged ahead is staged when it is asked for.
+        """
+        while len(self._ahead) < self._prefetch_depth:
+            self._stage_step()
 
     def state_dict(self) -> dict[str, Any]:
         """State behind the last step handed out, whatever is staged ahead of it."""
@@ -132,15 +166,33 @@ class BatchStream:
         self._state = self._source.state_dict()
         self._ahead.clear()
 
-    def _checked(self, batch: PackedBatch) -> PackedBatch:
-        check_cu_seqlens(batch.cu_seqlens, batch.num_targets, batch.max_seqlen)
+    def _stage_step(self) -> None:
+        arrivals = [self._stage(self._host_batch(batch, i)) for i, batch in enumerate(self._source.next_step())]
+        self._ahead.append((arrivals, self._source.state_dict()))
+
+    def _host_batch(self, batch: PackedBatch, number: int) -> HostBatch:
+        self._check(batch)
+        lengths = np.diff(batch.cu_seqlens).astype(np.int64)
+        packed = batch if self._shape is None else in_constant_shape(batch, self._shape)
+        pools = None if self._pools_of is None else self._pools_of(batch, number)
+        if pools is not None:
+            pools = np.pad(pools, (0, len(packed.inputs) - len(pools)))
+        return HostBatch(
+            packed=packed,
+            num_inputs=len(batch.inputs),
+            num_eos=int(np.count_nonzero(batch.targets == self.facts.eos_id)),
+            sum_squares=int(lengths @ lengths),
+            pools=pools,
+        )
+
+    def _check(self, batch: PackedBatch) -> None:
+        check_cu_seqlens(batch.cu_seqlens, len(batch.inputs), batch.max_seqlen)
         largest = max(int(batch.inputs.max(initial=0)), int(batch.targets.max(initial=0)))
         if largest > self._max_id:
             raise FormatError(
                 f"step {batch.step:,}: expected token ids below the vocabulary's {self._max_id + 1:,}, found"
                 f" {largest:,}. The shards were made with another tokenizer, or vocab_size is too small."
             )
-        return batch
 
 
 class WindowSource:
@@ -224,6 +276,11 @@ def open_stream(spec: StreamSpec | WindowSpec) -> BatchStream:
             f"{spec.plan_path}: expected split {spec.split}, found the folder of {plan.split}."
             " Give the artifact's folder."
         )
+    return open_packs(plan, spec)
+
+
+def open_packs(plan: Plan, spec: StreamSpec) -> BatchStream:
+    """Open a plan that is loaded already."""
     sampler = Sampler(plan, spec.rank, spec.world_size)
     facts = StreamFacts(
         identity=plan.identity,
@@ -231,9 +288,20 @@ def open_stream(spec: StreamSpec | WindowSpec) -> BatchStream:
         token_dtype=plan.index.token_dtype,
         eos_id=plan.index.eos_id,
         max_seq_len=plan.max_seq_len,
+        capacity=plan.capacity,
+        overlap=plan.overlap,
         num_steps=plan.num_steps,
+        pool_names=plan.index.pool_names,
+        slots_of=partial(_pack_slots, plan),
+        digest_of=partial(_pack_digest, plan),
     )
-    return _batch_stream(sampler, facts, spec)
+    return _batch_stream(
+        sampler,
+        facts,
+        spec,
+        partial(_pack_pools, plan.index),
+        plan.constant_shape if spec.constant_shape else None,
+    )
 
 
 def open_windows(spec: WindowSpec) -> BatchStream:
@@ -260,28 +328,72 @@ def open_windows(spec: WindowSpec) -> BatchStream:
             **({"document_mask": True} if spec.document_mask else {}),
         }
     )
+    offsets = offsets_of(index.lengths)
     source = WindowSource(
         loader,
         identity,
         accumulation=spec.accumulation,
         rank=spec.rank,
         world_size=spec.world_size,
-        document_offsets=offsets_of(index.lengths) if spec.document_mask else None,
+        document_offsets=offsets if spec.document_mask else None,
     )
+
+    def pools_of(batch: PackedBatch, number: int) -> U16:
+        i = batch.step * spec.accumulation + spec.rank + number * spec.world_size
+        owners_BT, _ = loader.batch_documents(i, offsets)
+        return index.pools[owners_BT.reshape(-1)]
+
+    step_tokens = spec.accumulation * spec.batch_size * spec.max_seq_len
     facts = StreamFacts(
         identity=identity,
         tokenizer_fingerprint=index.tokenizer_fingerprint,
         token_dtype=index.token_dtype,
         eos_id=index.eos_id,
         max_seq_len=spec.max_seq_len,
+        capacity=spec.max_seq_len,
+        overlap=0,
         num_steps=loader.n_batches // spec.accumulation,
+        pool_names=index.pool_names,
+        slots_of=lambda step: step_tokens,
+        digest_of=lambda step: hashlib.sha256(f"{identity} {step}".encode()).digest(),
     )
-    return _batch_stream(source, facts, spec)
+    return _batch_stream(source, facts, spec, pools_of)
 
 
-def _batch_stream(source: StepSource, facts: StreamFacts, spec: StreamSpec | WindowSpec) -> BatchStream:
+def _pack_slots(plan: Plan, step: int) -> int:
+    return len(plan.step_packs(*divmod(step, plan.num_steps))) * plan.capacity
+
+
+def _pack_digest(plan: Plan, step: int) -> bytes:
+    packs = plan.step_packs(*divmod(step, plan.num_steps))
+    sizes = plan.pack_offsets[packs + 1].astype(np.int64) - plan.pack_offsets[packs]
+    digest = hashlib.sha256(plan.shards.digest.encode())
+    for column in (sizes, *plan.locate(plan.segments_of(packs))):
+        digest.update(np.ascontiguousarray(column, dtype="<i8").data)
+    return digest.digest()
+
+
+def _pack_pools(index: DocumentIndex, batch: PackedBatch, number: int) -> U16:
+    return np.repeat(index.pools[batch.segment_doc], np.diff(batch.cu_seqlens))
+
+
+def _batch_stream(
+    source: StepSource,
+    facts: StreamFacts,
+    spec: StreamSpec | WindowSpec,
+    pools_of: TokenPools,
+    shape: ConstantShape | None = None,
+) -> BatchStream:
     stage = stage_for(resolve_device(spec.device), facts.token_dtype)
-    stream = BatchStream(source, facts, stage, prefetch_depth=spec.prefetch_depth, vocab_size=spec.vocab_size)
+    stream = BatchStream(
+        source,
+        facts,
+        stage,
+        prefetch_depth=spec.prefetch_depth,
+        vocab_size=spec.vocab_size,
+        shape=shape,
+        pools_of=pools_of if spec.with_pools else None,
+    )
     if spec.sampler_state is not None:
         stream.load_state_dict(dict(spec.sampler_state))
     return stream
