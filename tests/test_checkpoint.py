@@ -1,5 +1,6 @@
 """A checkpoint is whole or absent, verified before use, and bound to its run."""
 
+import hashlib
 import json
 import os
 
@@ -7,7 +8,17 @@ import pytest
 import torch
 
 from training_io import checkpoint
-from training_io.checkpoint import check_identities, list_checkpoints, load_checkpoint, load_newest, save_checkpoint
+from training_io.checkpoint import (
+    check_identities,
+    checkpoint_at,
+    checkpoint_path,
+    list_checkpoints,
+    load_checkpoint,
+    load_newest,
+    read_times,
+    save_checkpoint,
+    write_times,
+)
 from training_io.errors import FormatError, StateMismatch
 
 IDENTITIES = {"plan": "9f31c2", "model.vocab_size": 50}
@@ -116,3 +127,41 @@ def test_everything_that_differs_is_named_with_both_values(tmp_path):
     assert "plan: saved for 9f31c2, this run has 77ab04" in message
     assert "dtype: saved for None, this run has float32" in message
     assert "vocab_size" not in message
+
+
+def test_a_checkpoint_from_before_a_fact_was_named_is_bound_by_its_plan(tmp_path):
+    save(tmp_path, 1)
+    check_identities(load_newest(tmp_path), IDENTITIES | {"capacity": 4_096, "token_dtype": "uint16"})
+    save_checkpoint(tmp_path, 2, {}, identities=IDENTITIES | {"capacity": 2_048}, keep_last=1)
+    with pytest.raises(StateMismatch, match="capacity: saved for 2048, this run has 4096"):
+        check_identities(load_newest(tmp_path), IDENTITIES | {"capacity": 4_096, "token_dtype": "uint16"})
+
+
+def test_what_may_differ_is_named_by_the_caller(tmp_path):
+    save(tmp_path, 1)
+    other = IDENTITIES | {"plan": "77ab04"}
+    check_identities(load_newest(tmp_path), other, may_differ=frozenset({"plan"}))
+    with pytest.raises(StateMismatch, match="plan: saved for 9f31c2, this run has 77ab04"):
+        check_identities(load_newest(tmp_path), other, may_differ=frozenset({"recipe"}))
+
+
+def test_a_checkpoint_is_found_by_its_folder_or_as_the_newest_of_a_folder(tmp_path):
+    first, second = save(tmp_path, 1), save(tmp_path, 2)
+    assert [checkpoint_at(path).step for path in (first, second, tmp_path)] == [1, 2, 2]
+    assert checkpoint_at(first).sha256 == hashlib.sha256((first / "state.pt").read_bytes()).hexdigest()
+    with pytest.raises(FormatError, match="expected a checkpoint or a folder of them, found none"):
+        checkpoint_at(tmp_path / "elsewhere")
+
+
+def test_times_lie_beside_their_checkpoint_and_go_with_it(tmp_path):
+    for step in (1, 2, 3):
+        write_times(checkpoint_path(tmp_path, step), {"seconds": float(step)})
+        save(tmp_path, step, keep_last=2)
+    assert [read_times(path) for path in list_checkpoints(tmp_path)] == [{"seconds": 2.0}, {"seconds": 3.0}]
+    assert len(list(tmp_path.iterdir())) == 4
+    alone = checkpoint_path(tmp_path / "alone", 3)
+    assert read_times(alone) is None
+    write_times(alone, {})
+    next(alone.parent.iterdir()).write_text("{")
+    with pytest.raises(FormatError, match="expected JSON"):
+        read_times(alone)

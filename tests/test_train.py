@@ -1,10 +1,14 @@
 """Training: the update is the formula's, nothing depends on how a step is divided, and a resume is exact."""
 
 import math
+import os
 import pickle
 import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
+import naive_batches
 import naive_training
 import numpy as np
 import pytest
@@ -12,19 +16,17 @@ import tiny_artifacts
 import torch
 from torch import distributed, multiprocessing
 
-from training_io.checkpoint import list_checkpoints, load_newest
+from training_io.checkpoint import checkpoint_at, list_checkpoints, load_newest
 from training_io.errors import RecipeError, StateMismatch
+from training_io.evaluation import evaluate
 from training_io.hashing import derive_seed
+from training_io.mixture import MixtureStage
 from training_io.model import Model, ModelConfig
+from training_io.plan import common_steps, load_plan
+from training_io.progress import Pace, Positions
 from training_io.stream import StreamSpec, WindowSpec, open_stream
-from training_io.train import (
-    TrainConfig,
-    accumulate_gradients,
-    evaluate,
-    learning_rate_at,
-    make_optimizer,
-    train,
-)
+from training_io.train import accumulate_gradients, make_optimizer, train
+from training_io.train_config import TrainConfig, learning_rate_at, update_settings
 
 VOCAB = 40
 MODEL = ModelConfig(vocab_size=VOCAB, d_model=16, num_layers=1, num_heads=2, num_kv_heads=1, d_ff=24, max_positions=16)
@@ -125,6 +127,7 @@ def test_first_update_equals_adamw_on_the_mean_over_all_tokens_of_the_step(plan,
     assert result.losses[0] == pytest.approx(mean.item(), rel=1e-12)
     norm = math.sqrt(sum(float((parameter.grad**2).sum()) for parameter in model.parameters()))
     assert norm > 0.05
+    assert result.gradient_norms[0] == pytest.approx(norm, rel=1e-9)
     updated = load_newest(tmp_path).payload["model"]
     for name, parameter in model.named_parameters():
         decay = 0.1 if parameter.ndim == 2 and name != "tokens.weight" else 0.0
@@ -142,6 +145,65 @@ def test_accumulation_does_not_change_the_run(shards, plan, tmp_path):
     assert len(next(open_stream(spec_of(one)))) == 1
     assert whole.losses == pytest.approx(divided.losses, rel=1e-9)
     assert whole.tokens == divided.tokens
+
+
+def loss_and_gradients(plan, step_number, **changes):
+    """Loss of one step of the first epoch, and the gradients, in float64."""
+    model, stream = fresh_model(), open_stream(spec_of(plan, **changes))
+    for _ in range(step_number):
+        next(stream)
+    loss = accumulate_gradients(model, next(stream), torch.float64)
+    return [loss, *(parameter.grad for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize("overlap", [1, 5])
+def test_with_an_overlap_a_step_is_the_mean_over_what_is_new_in_its_segments(shards, tmp_path, overlap):
+    """The oracle reads each segment alone and counts each document's targets once."""
+    overlapping = tiny_artifacts.make_plan(tmp_path, shards, **PLAN, overlap=overlap)
+    closed = [[*doc, 0] for doc in DOCS["train"]]
+    walked = [(doc, *row) for doc in closed for row in naive_batches.overlapping_segments(len(doc), 8, overlap)]
+    stream = open_stream(spec_of(overlapping))
+    epoch = [next(stream) for _ in range(stream.facts.num_steps)]
+    read = sorted(inputs for step in epoch for inputs, _ in segments_in(step))
+    assert read == sorted(doc[start:end] for doc, start, end, _ in walked)
+    assert sum(step[0].step_targets for step in epoch) == sum(len(doc) - 1 for doc in closed)
+    new = {tuple(doc[start : end + 1]): doc[start + repeated + 1 : end + 1] for doc, start, end, repeated in walked}
+    for number, step in enumerate(epoch):
+        model = fresh_model()
+        losses = []
+        for inputs, targets in segments_in(step):
+            fresh = new[(*inputs, targets[-1])]
+            rows = alone(model, inputs)[-len(fresh) :]
+            losses.append(torch.nn.functional.cross_entropy(rows, torch.tensor(fresh), reduction="none"))
+        mean = torch.cat(losses).mean()
+        mean.backward()
+        expected = [mean, *(parameter.grad for parameter in model.parameters())]
+        for found, wanted in zip(loss_and_gradients(overlapping, number), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("overlap", [0, 5])
+def test_a_constant_shape_changes_no_loss_and_no_gradient(shards, tmp_path, overlap):
+    plan = tiny_artifacts.make_plan(tmp_path, shards, **PLAN, overlap=overlap)
+    for number in range(open_stream(spec_of(plan)).facts.num_steps):
+        exact = loss_and_gradients(plan, number)
+        shaped = loss_and_gradients(plan, number, constant_shape=True)
+        for found, expected in zip(shaped, exact, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    model, validation = fresh_model(), spec_of(plan, "validation")
+    losses = [
+        evaluate(model, replace(validation, constant_shape=shape), 99, torch.float64).loss for shape in (False, True)
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-12)
+
+
+def test_a_rank_without_packs_trains_on_slack_alone(plan):
+    idle = {"constant_shape": True, "rank": 4, "world_size": 5}
+    (batch,) = next(open_stream(spec_of(plan, **idle)))
+    assert (batch.num_targets, len(batch.inputs)) == (0, 16)
+    loss, *gradients = loss_and_gradients(plan, 0, **idle)
+    assert loss == 0
+    assert not any(gradient.any() for gradient in gradients)
 
 
 def test_microbatches_differ_in_size_so_that_a_mean_of_means_would_show(plan):
@@ -173,8 +235,11 @@ def test_resume_at_every_step_gives_the_identical_rest(plan, tmp_path):
         resumed = run(plan, tmp_path / f"from_{k}")
         assert resumed.resumed_from == k
         assert (resumed.losses, resumed.validation, resumed.tokens) == (whole.losses, whole.validation, whole.tokens)
+        assert (resumed.gradient_norms, resumed.positions) == (whole.gradient_norms, whole.positions)
+        assert resumed.validation_by_pool == whole.validation_by_pool
         final, expected = (load_newest(tmp_path / name).payload["model"] for name in (f"from_{k}", "whole"))
         assert all(torch.equal(final[name], expected[name]) for name in expected)
+        assert (resumed.checkpoint / "state.pt").read_bytes() == (whole.checkpoint / "state.pt").read_bytes()
 
 
 def test_resuming_again_and_again_is_still_the_same_run(plan, tmp_path):
@@ -205,12 +270,35 @@ def test_a_finished_run_is_not_trained_again(plan, tmp_path):
         ({"seed": 1}, r"train_seed: saved for 0, this run has 1"),
         ({"dtype": "float64"}, r"dtype: saved for float32, this run has float64"),
         ({"steps": 3, "warmup_steps": 0}, r"at most 3 steps, found one of 7"),
+        ({"steps": 9}, r"train.steps: saved for 7, this run has 9"),
+        ({"learning_rate": 0.01}, r"train.learning_rate: saved for 0.02, this run has 0.01"),
+        ({"min_lr_ratio": 0.2}, r"train.min_lr_ratio: saved for 0.1, this run has 0.2"),
+        ({"warmup_steps": 1}, r"train.warmup_steps: saved for 2, this run has 1"),
+        ({"weight_decay": 0.2}, r"train.weight_decay: saved for 0.1, this run has 0.2"),
+        ({"betas": (0.9, 0.99)}, r"train.betas: saved for \[0.9, 0.95\], this run has \[0.9, 0.99\]"),
+        ({"grad_clip": 2.0}, r"train.grad_clip: saved for 1.0, this run has 2.0"),
     ],
 )
 def test_resume_of_another_run_is_refused(plan, tmp_path, changes, message):
     run(plan, tmp_path)
     with pytest.raises(StateMismatch, match=message):
         run(plan, tmp_path, **changes)
+
+
+def test_resume_under_another_recipe_is_refused(plan, tmp_path):
+    train(spec_of(plan), MODEL, CONFIG, tmp_path, recipe_identity="aa11")
+    assert train(spec_of(plan), MODEL, CONFIG, tmp_path, recipe_identity="aa11").resumed_from == CONFIG.steps
+    with pytest.raises(StateMismatch, match="recipe: saved for aa11, this run has bb22"):
+        train(spec_of(plan), MODEL, CONFIG, tmp_path, recipe_identity="bb22")
+    with pytest.raises(StateMismatch, match="recipe: saved for aa11, this run has None"):
+        train(spec_of(plan), MODEL, CONFIG, tmp_path)
+
+
+def test_every_setting_either_binds_a_checkpoint_or_changes_no_update():
+    looks = {"eval_every", "eval_steps", "checkpoint_every", "keep_last", "progress_every"}
+    ways_to_compute = {"device", "attention_backend", "exact_attention", "compile", "num_threads"}
+    bound = {name.removeprefix("train.").removeprefix("train_") for name in update_settings(CONFIG)}
+    assert sorted([*bound, *looks, *ways_to_compute]) == sorted(asdict(CONFIG))
 
 
 def test_resume_on_another_plan_or_tokenizer_is_refused(shards, plan, tmp_path):
@@ -221,6 +309,24 @@ def test_resume_on_another_plan_or_tokenizer_is_refused(shards, plan, tmp_path):
     renamed = tiny_artifacts.make_token_shards(tmp_path, DOCS, token_dtype="uint16", fingerprint="f" * 64)
     with pytest.raises(StateMismatch, match=r"tokenizer_fingerprint: saved for .*, this run has f{64}"):
         run(tiny_artifacts.make_plan(tmp_path, renamed, **PLAN), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("token_dtype", "eos_id", "packing", "message"),
+    [
+        ("uint32", 0, {}, "token_dtype: saved for uint16, this run has uint32"),
+        ("uint16", VOCAB - 1, {}, f"eos_id: saved for 0, this run has {VOCAB - 1}"),
+        ("uint16", 0, {"capacity": 20}, "capacity: saved for 16, this run has 20"),
+        ("uint16", 0, {"max_seq_len": 7}, "max_seq_len: saved for 8, this run has 7"),
+        ("uint16", 0, {"overlap": 2}, "overlap: saved for 0, this run has 2"),
+    ],
+)
+def test_resume_on_other_tokens_or_packs_names_both_values(plan, tmp_path, token_dtype, eos_id, packing, message):
+    run(plan, tmp_path / "run")
+    docs = {split: [[token % (VOCAB - 2) + 1 for token in doc] for doc in docs] for split, docs in DOCS.items()}
+    shards = tiny_artifacts.make_token_shards(tmp_path, docs, eos_id, token_dtype=token_dtype)
+    with pytest.raises(StateMismatch, match=rf"; {message}|: {message}"):
+        run(tiny_artifacts.make_plan(tmp_path, shards, **(PLAN | packing)), tmp_path / "run")
 
 
 def test_validation_is_token_weighted_over_the_first_packs(plan):
@@ -237,7 +343,7 @@ def test_validation_is_token_weighted_over_the_first_packs(plan):
             for inputs, targets in segments
             for row, target in zip(alone(model, inputs).tolist(), targets, strict=True)
         ]
-        found = evaluate(model, spec_of(plan, "validation"), eval_steps, torch.float64)
+        found = evaluate(model, spec_of(plan, "validation"), eval_steps, torch.float64).loss
         assert found == pytest.approx(sum(losses) / len(losses), rel=1e-12)
 
 
@@ -250,8 +356,269 @@ def test_validation_reads_the_same_packs_each_time_and_leaves_training_alone(pla
     last = load_newest(tmp_path / "with")
     model = fresh_model(dtype=torch.float32)
     model.load_state_dict(last.payload["model"])
-    again = [evaluate(model, spec_of(plan, "validation"), CONFIG.eval_steps, torch.float32) for _ in range(2)]
+    again = [evaluate(model, spec_of(plan, "validation"), CONFIG.eval_steps, torch.float32).loss for _ in range(2)]
     assert again == [with_validation.validation[-1][1]] * 2
+
+
+def test_validation_of_each_pool_is_the_mean_over_its_own_tokens(tmp_path):
+    """Document i is in pool i modulo 3; the third pool has no validation document of more than its EOS."""
+    docs = {"train": DOCS["train"], "validation": [[3, 4, 5], [6] * 20, [], [7, 8], [9], []]}
+    shards = tiny_artifacts.make_token_shards(tmp_path, docs, token_dtype="uint16", pool_names=("web", "code", "none"))
+    plan = tiny_artifacts.make_plan(tmp_path, shards, **PLAN)
+    windows = WindowSpec(shards_path=str(shards), split="validation", batch_size=1, max_seq_len=4, accumulation=1)
+    model = fresh_model()
+    losses = {"web": [], "code": [], "none": []}
+    for pool, doc in zip(("web", "code", "none") * 2, docs["validation"], strict=True):
+        for inputs, targets in segments_of([doc]):
+            rows = alone(model, inputs).tolist()
+            losses[pool] += [naive_training.cross_entropy_of(*pair) for pair in zip(rows, targets, strict=True)]
+    by_pool = {pool: sum(values) / len(values) for pool, values in losses.items() if values}
+    assert set(by_pool) == {"web", "code"}
+    for shape in (False, True):
+        found = evaluate(model, spec_of(plan, "validation", constant_shape=shape), 99, torch.float64)
+        assert found.by_pool == pytest.approx(by_pool, rel=1e-12)
+        everything = losses["web"] + losses["code"]
+        assert found.loss == pytest.approx(sum(everything) / len(everything), rel=1e-12)
+    pooled = zip(("web", "code", "none") * 2, docs["validation"], strict=True)
+    stream = [(token, pool) for pool, doc in pooled for token in [*doc, 0]]
+    losses = {"web": [], "code": [], "none": []}
+    for start in range(0, (len(stream) - 1) // 4 * 4, 4):
+        window, following = stream[start : start + 4], stream[start + 1 : start + 5]
+        rows = alone(model, [token for token, _ in window]).tolist()
+        for row, (_, pool), (target, _) in zip(rows, window, following, strict=True):
+            losses[pool].append(naive_training.cross_entropy_of(row, target))
+    by_pool = {pool: sum(values) / len(values) for pool, values in losses.items() if values}
+    assert evaluate(model, windows, 99, torch.float64).by_pool == pytest.approx(by_pool, rel=1e-12)
+
+
+@pytest.mark.parametrize("overlap", [0, 5])
+@pytest.mark.parametrize("shape", [False, True])
+def test_positions_are_counted_in_the_documents(shards, tmp_path, overlap, shape):
+    """Over one epoch: a document of n tokens has n - 1 targets, the last of them its EOS."""
+    plan = tiny_artifacts.make_plan(tmp_path, shards, **PLAN, overlap=overlap)
+    num_steps = open_stream(spec_of(plan)).facts.num_steps
+    config = replace(CONFIG, steps=num_steps, checkpoint_every=num_steps)
+    found = train(spec_of(plan, constant_shape=shape), MODEL, config, tmp_path / "run").positions
+    closed = [len(doc) + 1 for doc in DOCS["train"]]
+    num_inputs = sum(
+        end - start for num in closed for start, end, _ in naive_batches.overlapping_segments(num, 8, overlap)
+    )
+    num_targets = sum(num - 1 for num in closed)
+    num_packs = load_plan(plan).num_packs
+    assert found.body == sum(len(doc) - 1 for doc in DOCS["train"])
+    assert found.eos == len(closed)
+    assert found.overlap == num_inputs - num_targets
+    assert (found.overlap > 0) == (overlap > 0)
+    assert found.slack == num_packs * 16 - num_inputs > 0
+    assert found.padding == (found.slack if shape else 0)
+
+
+def test_windows_have_no_slack_and_no_overlap(shards, tmp_path):
+    windows = WindowSpec(shards_path=str(shards), batch_size=2, max_seq_len=8, accumulation=2, device="cpu")
+    found = train(windows, MODEL, replace(CONFIG, steps=3), tmp_path).positions
+    stream = [token for doc in DOCS["train"] for token in [*doc, 0]]
+    num_eos = stream[1 : 3 * 2 * 2 * 8 + 1].count(0)
+    assert found == Positions(body=96 - num_eos, eos=num_eos)
+
+
+def test_utilisation_is_work_over_what_the_ranks_could_do():
+    pace = Pace(tokens=10, flops=3_000, seconds=2.0)
+    assert pace.mfu(peak=1_000.0, world_size=3) == 0.5
+    assert pace.mfu(peak=None, world_size=3) is None
+
+
+def test_exact_attention_is_sdpa_without_fused_kernels(plan, tmp_path):
+    exact = run(plan, tmp_path / "exact", dtype="float64", exact_attention=True)
+    assert exact.backend == "sdpa"
+    assert exact.losses == pytest.approx(run(plan, tmp_path / "fused", dtype="float64").losses, rel=0, abs=1e-10)
+    with pytest.raises(RecipeError, match="exact attention: expected backend sdpa"):
+        run(plan, tmp_path / "varlen", exact_attention=True, attention_backend="varlen")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.usefixtures("varlen_on_cpu")
+def test_all_steps_share_one_compiled_graph(shards, tmp_path):
+    """Ragged packs, an overlap, a short last step, and evaluation in other shapes: one graph, the eager losses."""
+    plan = tiny_artifacts.make_plan(tmp_path, shards, **PLAN, overlap=3)
+    epoch = open_stream(spec_of(plan))
+    assert len({len(batch.inputs) for _ in range(epoch.facts.num_steps) for batch in next(epoch)}) > 1
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    wanted = replace(CONFIG, dtype="float64")
+    compiled = train(
+        spec_of(plan, constant_shape=True),
+        MODEL,
+        replace(wanted, compile=True, attention_backend="varlen"),
+        tmp_path / "compiled",
+        validation=spec_of(plan, "validation"),
+    )
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    eager = train(spec_of(plan), MODEL, wanted, tmp_path / "eager", validation=spec_of(plan, "validation"))
+    assert compiled.losses == pytest.approx(eager.losses, rel=0, abs=1e-10)
+    for (_, found), (_, expected) in zip(compiled.validation, eager.validation, strict=True):
+        assert found == pytest.approx(expected, rel=0, abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("backend", "spec", "message"),
+    [
+        ("auto", {"constant_shape": True}, "compile: expected attention by varlen or flex, found sdpa"),
+        ("varlen", {}, "compile: expected microbatches of one shape"),
+    ],
+)
+def test_what_one_graph_cannot_serve_is_not_compiled(plan, tmp_path, backend, spec, message):
+    config = replace(CONFIG, compile=True, attention_backend=backend)
+    with pytest.raises(RecipeError, match=message):
+        train(spec_of(plan, **spec), MODEL, config, tmp_path)
+
+
+def test_masked_windows_are_not_compiled(shards, tmp_path):
+    windows = WindowSpec(
+        shards_path=str(shards), batch_size=2, max_seq_len=8, accumulation=2, device="cpu", document_mask=True
+    )
+    with pytest.raises(RecipeError, match="compile: expected microbatches of one shape"):
+        train(windows, MODEL, replace(CONFIG, compile=True, attention_backend="varlen"), tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_behind_a_saved_step_and_the_resumed_run_is_the_same(plan, tmp_path, number):
+    whole = run(plan, tmp_path / "whole", checkpoint_every=99)
+    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+
+    def interrupt(progress):
+        if progress.step == 2:
+            os.kill(os.getpid(), number)
+
+    stopped = train(
+        spec_of(plan),
+        MODEL,
+        replace(CONFIG, checkpoint_every=99),
+        tmp_path / "run",
+        validation=spec_of(plan, "validation"),
+        on_progress=interrupt,
+    )
+    assert (stopped.is_stopped, stopped.signal, stopped.steps) == (True, number, 3)  # it is heard in the step after
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert list_checkpoints(tmp_path / "run") == [stopped.checkpoint]
+    resumed = run(plan, tmp_path / "run", checkpoint_every=99)
+    assert (resumed.resumed_from, resumed.is_stopped, resumed.signal) == (3, False, None)
+    assert (resumed.losses, resumed.validation) == (whole.losses, whole.validation)
+    assert resumed.seconds_in_all > resumed.seconds + stopped.seconds * 0.5
+    assert resumed.device_hours == {"cpu": resumed.seconds_in_all / 3600}
+
+
+def test_elsewhere_than_in_the_main_thread_signals_stay_as_they_were(plan, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+    config = replace(CONFIG, steps=2)
+    arguments = {"on_progress": lambda progress: seen.append(signal.getsignal(signal.SIGTERM))}
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(train, spec_of(plan), MODEL, config, tmp_path, **arguments).result()
+    assert (result.steps, seen) == (2, [before])
+
+
+@pytest.fixture(scope="module")
+def mixtures(tmp_path_factory):
+    """Three plans of two pools over the same shards: the first two part at their second stage, the third at once."""
+    root = tmp_path_factory.mktemp("mixtures")
+    shards = tiny_artifacts.make_token_shards(
+        root, {"train": documents(60, seed=5)}, token_dtype="uint16", pool_names=("a", "b")
+    )
+    stages = [("50", "50"), ("90", "10")], [("50", "50"), ("10", "90")], [("90", "10"), ("50", "50")]
+    return [
+        tiny_artifacts.make_plan(
+            root,
+            shards,
+            **(PLAN | {"splits": ("train",)}),
+            mixture=tuple(
+                MixtureStage(name=f"stage {i}", tokens=150, shares={"a": a, "b": b}) for i, (a, b) in enumerate(shares)
+            ),
+        )
+        for shares in stages
+    ]
+
+
+@pytest.fixture
+def parting(mixtures, tmp_path):
+    """The first plan's finished run, checkpoints of every step, and how many steps the second plan reads alike."""
+    num_common = common_steps(load_plan(mixtures[0]), load_plan(mixtures[1]))
+    assert 0 < num_common < CONFIG.steps <= load_plan(mixtures[0]).num_steps
+    return train(spec_of(mixtures[0]), MODEL, CONFIG, tmp_path / "first"), num_common
+
+
+def test_a_branch_is_the_run_that_the_second_plan_would_have_had(mixtures, parting, tmp_path):
+    first, num_common = parting
+    whole = train(spec_of(mixtures[1]), MODEL, CONFIG, tmp_path / "whole")
+    assert whole.losses[:num_common] == first.losses[:num_common]
+    assert whole.losses != first.losses
+    for k in range(1, num_common + 1):
+        origin = list_checkpoints(tmp_path / "first")[k - 1]
+        branch = train(spec_of(mixtures[1]), MODEL, CONFIG, tmp_path / f"from_{k}", branch_from=origin)
+        assert (branch.resumed_from, branch.losses, branch.tokens) == (k, whole.losses, whole.tokens)
+        assert (branch.gradient_norms, branch.positions) == (whole.gradient_norms, whole.positions)
+        final, expected = (load_newest(tmp_path / name).payload["model"] for name in (f"from_{k}", "whole"))
+        assert all(torch.equal(final[name], expected[name]) for name in expected)
+        assert branch.branched_from == {
+            "plan": load_plan(mixtures[0]).identity,
+            "step": k,
+            "sha256": checkpoint_at(origin).sha256,
+        }
+        assert branch.seconds_in_all > branch.seconds > 0
+
+
+def test_a_branch_from_the_last_step_is_done(plan, tmp_path):
+    whole = run(plan, tmp_path / "whole")
+    branch = train(spec_of(plan), MODEL, CONFIG, tmp_path / "branch", branch_from=tmp_path / "whole")
+    assert (branch.resumed_from, branch.losses, branch.is_stopped) == (CONFIG.steps, whole.losses, False)
+    assert load_newest(tmp_path / "branch").step == CONFIG.steps
+
+
+def test_a_branch_on_the_same_plan_is_a_resume_even_past_its_first_epoch(plan, tmp_path):
+    whole = run(plan, tmp_path / "whole")
+    assert open_stream(spec_of(plan)).facts.num_steps < 6
+    origin = list_checkpoints(tmp_path / "whole")[5]
+    branch = train(spec_of(plan), MODEL, CONFIG, tmp_path / "branch", branch_from=origin)
+    assert (branch.resumed_from, branch.losses) == (6, whole.losses)
+
+
+def test_plans_that_part_before_the_checkpoint_are_not_branched(mixtures, parting, tmp_path):
+    _, num_common = parting
+    checkpoints = list_checkpoints(tmp_path / "first")
+    for plan, origin in ((mixtures[1], checkpoints[num_common]), (mixtures[2], checkpoints[0])):
+        with pytest.raises(StateMismatch, match=r"first [0-9]+ steps in common, found that plan [0-9a-f]{12}… reads"):
+            train(spec_of(plan), MODEL, CONFIG, tmp_path / "branch", branch_from=origin)
+    assert load_newest(tmp_path / "branch") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": replace(MODEL, d_ff=32)}, "model.d_ff: saved for 24, this run has 32"),
+        ({"learning_rate": 0.01}, "train.learning_rate: saved for 0.02, this run has 0.01"),
+        ({"seed": 1}, "train_seed: saved for 0, this run has 1"),
+        ({"dtype": "float64"}, "dtype: saved for float32, this run has float64"),
+    ],
+)
+def test_a_branch_under_other_settings_is_refused(mixtures, parting, tmp_path, changes, message):
+    model = changes.get("model", MODEL)
+    config = replace(CONFIG, **{name: value for name, value in changes.items() if name != "model"})
+    origin = list_checkpoints(tmp_path / "first")[0]
+    with pytest.raises(StateMismatch, match=message):
+        train(spec_of(mixtures[1]), model, config, tmp_path / "branch", branch_from=origin)
+
+
+def test_a_branch_resumes_as_itself_and_keeps_its_origin(mixtures, parting, tmp_path):
+    first, other = list_checkpoints(tmp_path / "first")[:2]
+    branch = train(spec_of(mixtures[1]), MODEL, CONFIG, tmp_path / "branch", branch_from=first)
+    for checkpoint in list_checkpoints(tmp_path / "branch")[3:]:
+        shutil.rmtree(checkpoint)
+    for origin in (first, None):
+        resumed = train(spec_of(mixtures[1]), MODEL, CONFIG, tmp_path / "branch", branch_from=origin)
+        assert (resumed.losses, resumed.branched_from) == (branch.losses, branch.branched_from)
+    with pytest.raises(StateMismatch, match=r"expected a run that was branched from .*step_000000002, found one from"):
+        train(spec_of(mixtures[1]), MODEL, CONFIG, tmp_path / "branch", branch_from=other)
+    with pytest.raises(StateMismatch, match="plan: saved for"):
+        train(spec_of(mixtures[0]), MODEL, CONFIG, tmp_path / "branch")
 
 
 def test_windows_train_and_resume_too(shards, tmp_path):
@@ -296,7 +663,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_it_is_saved(plan, tmp_pa
     with pytest.raises(RecipeError, match=r"step [0-9]+: expected a finite loss and gradient, found"):
         run(plan, tmp_path, learning_rate=1e30, warmup_steps=0)
     saved = load_newest(tmp_path)
-    assert all(math.isfinite(loss) for loss in saved.payload["losses"].tolist())
+    assert all(math.isfinite(loss) for loss in saved.payload["past"]["losses"].tolist())
 
 
 def test_a_model_that_does_not_fit_the_data_is_refused(plan, tmp_path):

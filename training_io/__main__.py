@@ -93,8 +93,8 @@ def _verify(parsed: argparse.Namespace) -> int:
     if parsed.json:
         say(json.dumps({"verified": verification.verified, "violations": verification.violations}, indent=1))
     else:
-        lines = verification.violations or verification.verified
-        say("\n".join(lines))
+        failed = [f"FAIL {violation}" for violation in verification.violations]
+        say("\n".join(failed or verification.verified))
     return 1 if verification.violations else 0
 
 

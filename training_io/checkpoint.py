@@ -3,7 +3,8 @@
 A checkpoint is a folder `step_000000100/` with `state.pt` (tensors and plain values; loading it runs no code of the
 file's) and `checkpoint.json` (step, identities, and the size and SHA-256 of state.pt). It is written in a temporary
 sibling, synced and renamed, so what a crash leaves behind has a temporary's name and is no checkpoint. Cost of a save
-or load: one pass over the bytes to move them and one to hash them.
+or load: one pass over the bytes to move them and one to hash them. What a run took lies beside its checkpoint, as
+`times_000000100.json`: equal runs have equal checkpoints, and no two take the same time.
 """
 
 import json
@@ -25,6 +26,9 @@ FORMAT = "corpusmill-checkpoint/1"
 STATE_NAME = "state.pt"
 RECORD_NAME = "checkpoint.json"
 
+# A checkpoint from before these were named has them within its plan's identity alone.
+_LATER_NAMES = frozenset({"token_dtype", "eos_id", "capacity", "overlap"})
+
 _STEP_NAME = re.compile(r"step_(\d{9})")
 _TEMPORARY_PREFIX = ".unfinished-"
 
@@ -37,6 +41,7 @@ class Checkpoint:
     step: int
     identities: Mapping[str, Any]
     payload: Mapping[str, Any]
+    sha256: str  # of state.pt
 
 
 def save_checkpoint(
@@ -54,7 +59,7 @@ def save_checkpoint(
             f"{final}: expected no checkpoint of step {step:,} yet, found one. Use a folder for each run."
         )
     checkpoint_dir.mkdir(parents=True, exist_ok=True)
-    for left in checkpoint_dir.glob(f"{_TEMPORARY_PREFIX}*"):
+    for left in checkpoint_dir.glob(f"{_TEMPORARY_PREFIX}*/"):
         shutil.rmtree(left)
     temporary = checkpoint_dir / f"{_TEMPORARY_PREFIX}{final.name}"
     temporary.mkdir()
@@ -106,12 +111,45 @@ def load_checkpoint(path: Path) -> Checkpoint:
         payload = torch.load(state, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError) as error:
         raise FormatError(f"{state}: expected tensors and plain values, found {error}. {remedy}") from error
-    return Checkpoint(path=path, step=step, identities=identities, payload=payload)
+    return Checkpoint(path=path, step=step, identities=identities, payload=payload, sha256=expected[1])
 
 
-def check_identities(checkpoint: Checkpoint, identities: Mapping[str, Any]) -> None:
-    """StateMismatch naming both values of everything that differs between a checkpoint and this run."""
-    names = sorted({*checkpoint.identities, *identities})
+def checkpoint_at(path: Path) -> Checkpoint:
+    """The checkpoint whose folder this is, or the newest one in a folder of them; FormatError where there is none."""
+    if (path / RECORD_NAME).is_file():
+        return load_checkpoint(path)
+    newest = load_newest(path)
+    if newest is None:
+        raise FormatError(f"{path}: expected a checkpoint or a folder of them, found none. Check the path.")
+    return newest
+
+
+def write_times(checkpoint: Path, times: Mapping[str, Any]) -> None:
+    """Write beside a checkpoint, which need not be there yet, what its run took so far."""
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    final = _times_path(checkpoint)
+    temporary = final.with_name(f"{_TEMPORARY_PREFIX}{final.name}")
+    temporary.write_text(json.dumps(dict(times)) + "\n", encoding="utf-8")
+    temporary.replace(final)
+
+
+def read_times(checkpoint: Path) -> dict[str, Any] | None:
+    """What lies beside a checkpoint; None where it was copied alone, FormatError where it is no JSON."""
+    path = _times_path(checkpoint)
+    if not path.is_file():
+        return None
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except ValueError as error:
+        raise FormatError(f"{path}: expected JSON, found {error}. Delete it: hours are lost with it.") from error
+
+
+def check_identities(
+    checkpoint: Checkpoint, identities: Mapping[str, Any], may_differ: frozenset[str] = frozenset()
+) -> None:
+    """StateMismatch naming both values of everything that differs between a checkpoint and this run and may not."""
+    unnamed = _LATER_NAMES - checkpoint.identities.keys()
+    names = sorted({*checkpoint.identities, *identities} - unnamed - may_differ)
     differing = [
         f"{name}: saved for {checkpoint.identities.get(name)}, this run has {identities.get(name)}"
         for name in names
@@ -120,7 +158,7 @@ def check_identities(checkpoint: Checkpoint, identities: Mapping[str, Any]) -> N
     if differing:
         raise StateMismatch(
             f"{checkpoint.path}: expected a checkpoint of this run, found {len(differing):,} difference(s):"
-            f" {'; '.join(differing)}. Resume with the same data, tokenizer and model, or start a new run."
+            f" {'; '.join(differing)}. Go on with the same data, tokenizer, model and settings, or start a new run."
         )
 
 
@@ -139,8 +177,13 @@ def _write_synced(folder: Path, step: int, payload: Mapping[str, Any], identitie
         sync_path(path)
 
 
+def _times_path(checkpoint: Path) -> Path:
+    return checkpoint.with_name(f"times_{checkpoint.name.removeprefix('step_')}.json")
+
+
 def _remove(checkpoint: Path) -> None:
     # renamed first: a folder that is half deleted must not look like a damaged checkpoint
     doomed = checkpoint.with_name(f"{_TEMPORARY_PREFIX}{checkpoint.name}")
     checkpoint.rename(doomed)
     shutil.rmtree(doomed)
+    _times_path(checkpoint).unlink(missing_ok=True)

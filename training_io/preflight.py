@@ -1,0 +1,410 @@
+"""Preflight: laws of a model and a real batch, each a small experiment that must come out in one way.
+
+In: a model in float64 on the CPU, and an excerpt of a batch that it is to train on. Out: for each law, in words, how it
+is broken; an empty list is a pass. The promise: neither the model's weights nor any generator changes. Cost: two to
+four passes over the excerpt for each law.
+
+A law is an equality of two ways to compute one thing, within rounding. With it comes what a mistake would do, which
+must show: an experiment that cannot fail proves nothing.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from training_io.batch import IGNORED, PackedBatch
+from training_io.loss import summed_cross_entropy
+from training_io.model import INIT_STD, Model, ModelConfig
+from training_io.segments import offsets_of
+from training_io.staging import DeviceBatch
+from training_io.train import accumulate_gradients
+
+I64 = npt.NDArray[np.int64]
+
+EXCERPT_TOKENS = 1_024
+EXCERPT_SEGMENTS = 8  # padded to the longest they are below three times the excerpt
+
+# Of the largest magnitude compared. A float64 sum of a thousand terms is off by some 1e-13 of it, and a dozen layers of
+# them by 1e-12; a token that sees another segment moves its logits by a thousandth and more.
+TOLERANCE = 1e-9
+CAUGHT = 1e-6  # what a mistake must change at least: a thousand tolerances
+
+UNIFORM_TOLERANCE = 0.1  # nats between a first loss and that of guessing
+
+OVERFIT_TOKENS = 32
+OVERFIT_STEPS = 30
+
+Accumulate = Callable[[Model, list[DeviceBatch]], Tensor]
+
+
+def excerpt(batch: PackedBatch, max_tokens: int = EXCERPT_TOKENS) -> PackedBatch:
+    """The ends of a batch's first segments as a step of its own: at most max_tokens, none over a third of them.
+
+    The ends, since the first targets of a segment may be IGNORED. Of one or two segments it takes several parts, so
+    that three tokens are enough for three segments.
+    """
+    taken: list[tuple[int, int]] = []
+    num_left = max_tokens
+    for start, end in _segments(batch)[:EXCERPT_SEGMENTS]:
+        length = min(end - start, max_tokens // 3, num_left)
+        if length:
+            taken.append((end - length, end))
+            num_left -= length
+    if len(taken) < 3:
+        longest = max((max_tokens - num_left) // 3, 1)
+        taken = [(first, min(first + longest, end)) for start, end in taken for first in range(start, end, longest)]
+    return _part(batch, taken)
+
+
+def together(batches: Sequence[PackedBatch]) -> PackedBatch:
+    """The segments of several batches as one step of one batch."""
+    targets = np.concatenate([batch.targets for batch in batches])
+    lengths = np.concatenate([np.diff(batch.cu_seqlens).astype(np.int64) for batch in batches])
+    inputs = np.concatenate([batch.inputs for batch in batches])
+    return _flat(inputs, targets, lengths, int((targets != IGNORED).sum()))
+
+
+def packed_equals_separate(model: Model, batch: PackedBatch) -> list[str]:
+    """In one flat batch the segments have the logits, loss and gradients that each has by itself."""
+    packed = _computed(model, [batch])
+    separate = _computed(model, [_alone(batch, start, end) for start, end in _segments(batch)])
+    return [
+        *_unequal("logits", [packed.logits], [separate.logits]),
+        *_unequal("loss", [packed.loss], [separate.loss]),
+        *_unequal("gradients", packed.gradients, separate.gradients),
+    ]
+
+
+def padded_equals_packed(model: Model, batch: PackedBatch) -> list[str]:
+    """As rows padded to the longest, padding IGNORED, the segments have the loss and gradients of the flat batch.
+
+    A loss that counts the padding must be another.
+    """
+    packed, rows = _computed(model, [batch]), padded(batch)
+    ignored = _computed(model, [rows])
+    violations = [
+        *_unequal("loss", [ignored.loss], [packed.loss]),
+        *_unequal("gradients", ignored.gradients, packed.gradients),
+    ]
+    if len(rows.inputs) > len(batch.inputs):
+        is_ignored = rows.targets == IGNORED
+        counted = replace(rows, targets=np.where(is_ignored, 0, rows.targets))
+        violations += _not_caught("a loss that counts padding", [_computed(model, [counted]).loss], [packed.loss])
+    return violations
+
+
+def positions_restart(batch: PackedBatch, eos_id: int) -> list[str]:
+    """Positions are 0 where a segment begins, and one more at each token after it; behind an EOS one begins."""
+    begins = np.zeros(len(batch.inputs), dtype=np.bool_)
+    begins[batch.cu_seqlens[:-1]] = True
+    expected = np.where(begins, 0, np.concatenate([[0], batch.position_ids[:-1] + 1]))
+    wrong = np.flatnonzero(batch.position_ids != expected).tolist()
+    joined = (np.flatnonzero((batch.inputs[:-1] == eos_id) & ~begins[1:]) + 1).tolist()
+    return [
+        *(f"token {at:,}: expected position {expected[at]:,}, found {batch.position_ids[at]:,}" for at in wrong),
+        *(f"token {at:,}: expected a new segment behind an EOS, found the same one" for at in joined),
+    ]
+
+
+def positions_are_relative(model: Model, batch: PackedBatch) -> list[str]:
+    """Under rotary positions and the mask, positions that run on from segment to segment change no logit.
+
+    Without the mask logits must change, or the mask did nothing.
+    """
+    num_tokens, config = len(batch.inputs), model.config
+    running = replace(batch, position_ids=np.arange(num_tokens))
+    unmasked = replace(running, cu_seqlens=np.array([0, num_tokens], dtype=np.int32), max_seqlen=num_tokens)
+    violations: list[str] = []
+    with torch.no_grad():
+        restarted_TV = _logits(model, batch)
+        if config.positions == "rotary":
+            violations += _unequal("logits at running positions", [_logits(model, running)], [restarted_TV])
+        if config.positions == "rotary" or num_tokens <= config.max_positions:
+            violations += _not_caught("attention without the mask", [_logits(model, unmasked)], [restarted_TV])
+    return violations
+
+
+def loss_knows_no_microbatches(model: Model, batch: PackedBatch, accumulate: Accumulate | None = None) -> list[str]:
+    """One microbatch or two have the same loss and gradients; the mean of the two means must not.
+
+    `accumulate` adds up the gradients of a step and returns its loss; without one it is the training loop's.
+    """
+    parts = _uneven_parts(batch)
+    if not parts:
+        return [f"expected segments that divide unevenly, found {len(batch.segment_doc):,}"]
+    means = [replace(part, step_targets=len(parts) * part.num_targets) for part in parts]
+    whole, divided, averaged = (_accumulated(model, step, accumulate or _loops_own) for step in ([batch], parts, means))
+    return [
+        *_unequal("loss", [divided.loss], [whole.loss]),
+        *_unequal("gradients", divided.gradients, whole.gradients),
+        *_not_caught("a mean of means", averaged.gradients, whole.gradients),
+    ]
+
+
+def backends_on(device: torch.device) -> tuple[str, ...]:
+    """The attention backends that a device has kernels for."""
+    return ("sdpa", "flex", "varlen") if device.type == "cuda" else ("sdpa", "flex")
+
+
+def backends_agree(model: Model, batch: PackedBatch, device: torch.device, backends: Sequence[str]) -> list[str]:
+    """Every backend has the logits of the reference: sdpa by its formula, in float64 on the CPU.
+
+    On the CPU within rounding. On CUDA in bfloat16 they are at most twice as far from it as sdpa is in bfloat16, and
+    segments of one token have finite logits and gradients.
+    """
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        reference_TV = _logits(_on(model, "sdpa", torch.device("cpu"), torch.float64), batch)
+    if device.type == "cuda":
+        return _halves_agree(model, batch, device, backends, reference_TV)
+    violations: list[str] = []
+    for backend in backends:
+        found_TV = _eager_logits(_on(model, backend, device, torch.float64), batch)
+        violations += _unequal(f"{backend}: logits", [found_TV], [reference_TV])
+    return violations
+
+
+def first_loss_of(config: ModelConfig) -> float:
+    """Expected cross-entropy of fresh weights in nats: ln V, and half the variance of a logit.
+
+    The last norm makes tokens of length sqrt(D), on which rows of the head, INIT_STD wide, have logits of variance
+    INIT_STD^2 D; the mean of exp over such logits is exp(variance / 2).
+    """
+    return math.log(config.vocab_size) + INIT_STD**2 * config.d_model / 2
+
+
+def first_loss_is_uniform(model: Model, num_tokens: int = EXCERPT_TOKENS) -> list[str]:
+    """On random tokens a fresh model of this kind and shape has the loss of guessing."""
+    config = model.config
+    ids = np.random.default_rng(0).integers(config.vocab_size, size=num_tokens + 1)
+    longest = min(num_tokens, config.max_positions)
+    lengths = np.diff([*range(0, num_tokens, longest), num_tokens])
+    batch = _flat(ids[:-1], ids[1:], lengths, num_tokens)
+    fresh = type(model)(config, torch.Generator().manual_seed(0), backend="sdpa")
+    with torch.no_grad():
+        loss = _loss(fresh, batch).item()
+    return off_uniform("random tokens", loss, config)
+
+
+def off_uniform(what: str, loss: float, config: ModelConfig) -> list[str]:
+    """A violation unless a first loss, in nats a target, is that of guessing."""
+    expected = first_loss_of(config)
+    if abs(loss - expected) <= UNIFORM_TOLERANCE:
+        return []
+    return [f"{what}: expected a first loss of {expected:.2f} ± {UNIFORM_TOLERANCE} nats, found {loss:.2f}"]
+
+
+def overfitted(model: Model, batch: PackedBatch, num_steps: int = OVERFIT_STEPS) -> tuple[float, float]:
+    """Losses of a copy of the model before and after some steps of AdamW on one batch, in nats a target."""
+    copy = deepcopy(model).float()
+    optimizer = torch.optim.AdamW(
+        copy.parameters(), lr=min(0.02, 1 / copy.config.d_model), betas=(0.9, 0.95), weight_decay=0.0
+    )
+    losses = []
+    for _ in range(num_steps + 1):
+        loss = _loss(copy, batch)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # PyTorch leaves it unannotated
+        optimizer.step()
+    return losses[0], losses[-1]
+
+
+def one_pack_is_overfitted(model: Model, batch: PackedBatch) -> list[str]:
+    """A copy of the model learns a few real tokens by heart: its loss on them falls below a half."""
+    before, after = overfitted(model, excerpt(batch, OVERFIT_TOKENS))
+    if after < before / 2:
+        return []
+    return [f"expected a loss below half of {before:.3f} after {OVERFIT_STEPS} steps on one pack, found {after:.3f}"]
+
+
+def padded(batch: PackedBatch) -> PackedBatch:
+    """Every segment as a row of the longest one's length, on its left: padding has input 0 and an IGNORED target."""
+    num_rows, longest = len(batch.segment_doc), batch.max_seqlen
+    inputs = np.zeros((num_rows, longest), dtype=np.int64)
+    targets = np.full((num_rows, longest), IGNORED, dtype=np.int64)
+    for row, (start, end) in enumerate(_segments(batch)):
+        inputs[row, : end - start] = batch.inputs[start:end]
+        targets[row, : end - start] = batch.targets[start:end]
+    return _flat(inputs.ravel(), targets.ravel(), np.full(num_rows, longest), batch.step_targets)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Pass:
+    """What a forward and a backward pass came to; the loss is the step's."""
+
+    loss: Tensor
+    gradients: list[Tensor]
+    logits: Tensor  # [T, V]
+
+
+def _computed(model: Model, batches: Iterable[PackedBatch]) -> _Pass:
+    """Logits, loss and gradients of a step, without the training loop."""
+    rows: list[Tensor] = []
+
+    def accumulate(model: Model, microbatches: list[DeviceBatch]) -> Tensor:
+        loss = torch.zeros((), dtype=torch.float64)
+        for batch in microbatches:
+            logits_TV = model(batch.inputs, batch.position_ids, batch.cu_seqlens, batch.max_seqlen)
+            share = summed_cross_entropy(logits_TV, batch.targets) / batch.step_targets
+            share.backward()  # type: ignore[no-untyped-call]  # PyTorch leaves it unannotated
+            loss += share.detach().cpu()
+            rows.append(logits_TV.detach())
+        return loss
+
+    found = _accumulated(model, batches, accumulate)
+    return replace(found, logits=torch.cat(rows))
+
+
+def _accumulated(model: Model, batches: Iterable[PackedBatch], accumulate: Accumulate) -> _Pass:
+    model.zero_grad()
+    loss = accumulate(model, [_on_device(batch, model) for batch in batches])
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()  # sets them to None: what was found stays
+    return _Pass(loss=loss, gradients=gradients, logits=torch.empty(0))
+
+
+def _loops_own(model: Model, microbatches: list[DeviceBatch]) -> Tensor:
+    return accumulate_gradients(model, microbatches, torch.float64)
+
+
+def _halves_agree(
+    model: Model, batch: PackedBatch, device: torch.device, backends: Sequence[str], reference_TV: Tensor
+) -> list[str]:
+    models = {name: _on(model, name, device, torch.bfloat16) for name in ("sdpa", *backends)}
+    errors = {
+        name: (_eager_logits(copy, batch).cpu().double() - reference_TV).square().mean().sqrt().item()
+        for name, copy in models.items()
+    }
+    ones = replace(batch, position_ids=np.zeros_like(batch.position_ids), max_seqlen=1)
+    ones = replace(ones, cu_seqlens=np.arange(len(batch.inputs) + 1, dtype=np.int32))
+    alone = {name: _computed(copy, [ones]) for name, copy in models.items()}
+    return [
+        *(
+            f"{name}: expected bfloat16 logits within {2 * errors['sdpa']:.3g} of the reference, found {error:.3g}"
+            for name, error in errors.items()
+            if not error <= 2 * errors["sdpa"]
+        ),
+        *(
+            f"{name}: expected finite logits and gradients of segments of one token, found others"
+            for name, found in alone.items()
+            if not all(bool(values.isfinite().all()) for values in (found.logits, *found.gradients))
+        ),
+    ]
+
+
+def _on(model: Model, backend: str, device: torch.device, dtype: torch.dtype) -> Model:
+    """The same weights under another backend."""
+    copy = type(model)(model.config, torch.Generator().manual_seed(0), backend=backend)
+    copy.load_state_dict(model.state_dict())
+    return copy.to(device, dtype)
+
+
+def _eager_logits(model: Model, batch: PackedBatch) -> Tensor:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # a few tokens, once
+        return _logits(model, batch)
+
+
+def _logits(model: Model, batch: PackedBatch) -> Tensor:
+    staged = _on_device(batch, model)
+    logits_TV: Tensor = model(staged.inputs, staged.position_ids, staged.cu_seqlens, staged.max_seqlen)
+    return logits_TV
+
+
+def _loss(model: Model, batch: PackedBatch) -> Tensor:
+    logits_TV = _logits(model, batch)
+    return summed_cross_entropy(logits_TV, torch.from_numpy(batch.targets).to(logits_TV.device)) / batch.num_targets
+
+
+def _on_device(batch: PackedBatch, model: Model) -> DeviceBatch:
+    arrays = (batch.inputs, batch.targets, batch.position_ids, batch.cu_seqlens)
+    inputs, targets, position_ids, cu_seqlens = (
+        torch.from_numpy(array).to(model.tokens.weight.device) for array in arrays
+    )
+    return DeviceBatch(
+        inputs=inputs,
+        targets=targets,
+        position_ids=position_ids,
+        cu_seqlens=cu_seqlens,
+        max_seqlen=batch.max_seqlen,
+        num_inputs=len(inputs),
+        num_targets=batch.num_targets,
+        num_eos=0,  # nobody counts them here
+        sum_squares=int(np.square(np.diff(batch.cu_seqlens).astype(np.int64)).sum()),
+        step_targets=batch.step_targets,
+        epoch=batch.epoch,
+        step=batch.step,
+    )
+
+
+def _segments(batch: PackedBatch) -> list[tuple[int, int]]:
+    return list(pairwise(batch.cu_seqlens.tolist()))
+
+
+def _alone(batch: PackedBatch, start: int, end: int) -> PackedBatch:
+    return _flat(batch.inputs[start:end], batch.targets[start:end], np.array([end - start]), batch.step_targets)
+
+
+def _part(batch: PackedBatch, ranges: Sequence[tuple[int, int]]) -> PackedBatch:
+    """Parts of segments, each now a segment, as a step of its own."""
+    chosen = np.concatenate([np.arange(start, end) for start, end in ranges] or [np.arange(0)])
+    lengths = np.array([end - start for start, end in ranges], dtype=np.int64)
+    targets = batch.targets[chosen]
+    return _flat(batch.inputs[chosen], targets, lengths, int((targets != IGNORED).sum()))
+
+
+def _uneven_parts(batch: PackedBatch) -> list[PackedBatch]:
+    """The batch in two microbatches of one step with unlike numbers of targets; none where it has no such parts."""
+    segments = _segments(batch)
+    for cut in range(1, len(segments)):
+        parts = [_part(batch, segments[:cut]), _part(batch, segments[cut:])]
+        few, many = sorted(part.num_targets for part in parts)
+        if 0 < few < many:
+            return [replace(part, step_targets=batch.step_targets) for part in parts]
+    return []
+
+
+def _flat(inputs: I64, targets: I64, lengths: I64, step_targets: int) -> PackedBatch:
+    return PackedBatch(
+        inputs=inputs,
+        targets=targets,
+        position_ids=np.concatenate([np.arange(length) for length in lengths.tolist()] or [np.arange(0)]),
+        cu_seqlens=offsets_of(lengths).astype(np.int32),
+        max_seqlen=int(lengths.max(initial=0)),
+        num_targets=int((targets != IGNORED).sum()),
+        segment_doc=np.zeros(len(lengths), dtype=np.int64),
+        step_targets=step_targets,
+        epoch=0,
+        step=0,
+    )
+
+
+def _unequal(what: str, found: Sequence[Tensor], expected: Sequence[Tensor]) -> list[str]:
+    """A violation unless the tensors are equal within TOLERANCE of the largest; NaN equals nothing."""
+    off = _relative_difference(found, expected)
+    if off <= TOLERANCE:
+        return []
+    return [f"{what}: expected equal within {TOLERANCE:g} of the largest, found {off:.3g} of it between them"]
+
+
+def _not_caught(what: str, found: Sequence[Tensor], expected: Sequence[Tensor]) -> list[str]:
+    """A violation unless the tensors differ by CAUGHT of the largest or more."""
+    off = _relative_difference(found, expected)
+    if off >= CAUGHT:
+        return []
+    return [f"{what}: expected another result by {CAUGHT:g} of the largest, found {off:.3g} of it between them"]
+
+
+def _relative_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Largest difference of corresponding elements over the largest magnitude expected; NaN where one is."""
+    largest = torch.stack([values.abs().max() for values in expected]).max()
+    return float(torch.stack([(a - b).abs().max() for a, b in zip(found, expected, strict=True)]).max() / largest)
