@@ -129,7 +129,8 @@ class ArtifactStore:
     ) -> ArtifactRef:
         """Reuse the artifact of this identity when it is whole, else build it.
 
-        `write` puts files into the folder it is given and returns the counts for the manifest. An exception in it
+        `write` puts files into the folder it is given and returns the counts for the manifest. What it puts into
+        `run.json`, a JSON object, joins what is said of this run, outside identity and content. An exception in it
         leaves nothing behind. A damaged or quarantined artifact is built again, with a warning that names the reason.
         """
         started = time.monotonic()
@@ -182,6 +183,7 @@ class ArtifactStore:
         temporary.mkdir()
         try:
             counts = write(temporary)
+            facts = _taken_facts(temporary / RUN_NAME)
             manifest = Manifest(
                 asset=asset,
                 unit=unit,
@@ -191,7 +193,7 @@ class ArtifactStore:
                 counts=counts,
                 files=hash_files(temporary),
             )
-            run = {"started": started, "seconds": time.time() - started, "host": socket.gethostname()}
+            run = {**facts, "started": started, "seconds": time.time() - started, "host": socket.gethostname()}
             (temporary / RUN_NAME).write_text(json.dumps(run))
             seal_folder(temporary, manifest)
             return _publish(temporary, folder)
@@ -224,6 +226,15 @@ class ArtifactStore:
         parts = (*inputs.get("units", []), *inputs.get("plans", []))
         own = [self._folder(ref.asset, part["unit"], part["identity"]) for part in parts]
         return [path for path in (*own, folder) if path.exists()]
+
+
+def _taken_facts(path: Path) -> dict[str, Any]:
+    """What a writer said of its run, taken out of the folder before its files are hashed."""
+    if not path.exists():
+        return {}
+    facts: dict[str, Any] = json.loads(path.read_bytes())
+    path.unlink()
+    return facts
 
 
 def unit_inputs(refs: list[ArtifactRef]) -> list[dict[str, str]]:

@@ -1,23 +1,38 @@
 """Parquet files as a source of row groups.
 
-In: pools, each a local folder and a glob. Out: the files with their footers' facts, a fingerprint of the listing, and
-one narrow table a row group. The promise: only the needed columns of the selected row groups are read; a file that is
-missing, cut short, corrupt or without a text column is one error that names it. The cost: one footer read a file.
+In: pools of files, wherever they are. Out: the files with their footers' facts, a fingerprint of the listing, and one
+narrow table a row group. The promise: only the needed columns of the selected row groups are read, or fetched where
+the file is elsewhere; a file that is missing, cut short, corrupt, changed or without a text column is one error that
+names it. The cost: one footer read a file, kept in the store where it came over the network.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from resources.listings import Listed, Pool, files_of
+from resources.ranges import Range, SparseFile, decoded, ranges_to_fetch
+from resources.readers import Network, RangeReader, RemoteFile, open_reader, until
+from resources.row_group_statistics import Bounds, column_bounds
 from training_io.errors import SourceError
 from training_io.hashing import identity_of
 
 TEXT_COLUMN = "text"
+BOUNDED_COLUMNS = ("dump", "language", "language_score", "score", "int_score")
 PARQUET_MAGIC = b"PAR1"
+FOOTER_VERSION = 1
+FOOTER_NAME = "footer.bin"
+FIRST_GUESS_BYTES = 65_536  # of a file's end: most footers are smaller
+MAX_CONNECTIONS = 4  # to one file, and listings at once
+MAX_BYTES_AHEAD = 64_000_000  # fetched and not yet decoded, where a row group is not larger by itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +41,7 @@ class RowGroupFacts:
 
     num_rows: int
     text_bytes: int  # uncompressed size of the text column
+    bounds: Bounds = field(default_factory=dict)  # of BOUNDED_COLUMNS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,75 +50,26 @@ class SourceFile:
 
     pool: str
     file: str  # relative to the pool, with forward slashes
-    location: Path
+    location: Path | RemoteFile
     size_bytes: int
     footer_sha256: str
     columns: tuple[str, ...]
     row_groups: tuple[RowGroupFacts, ...]
+    content: str = ""  # what the listing calls its bytes; nothing for a local folder's
+    commit: str = ""  # of the Hub's files: where they were found, not what they are
 
     @property
     def provenance(self) -> dict[str, str | int]:
-        """What identifies the file's content: its name, size and footer."""
-        return {"file": self.file, "bytes": self.size_bytes, "footer_sha256": self.footer_sha256}
+        """What identifies the file's content: its name, size and footer, and its hash or ETag where one is listed."""
+        known = {"content": self.content} if self.content else {}
+        return {"file": self.file, "bytes": self.size_bytes, "footer_sha256": self.footer_sha256, **known}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolFolder:
-    """A pool's files in a local folder."""
-
-    name: str
-    folder: Path
-    glob: str
-
-
-def list_files(pools: Sequence[PoolFolder]) -> list[SourceFile]:
+def list_files(pools: Sequence[Pool], network: Network) -> list[SourceFile]:
     """Every file of every pool, pools in the given order, files by name; SourceError when a pool has none."""
-    return [_open_footer(pool.name, path, pool.folder) for pool in pools for path in _paths(pool)]
-
-
-def _paths(pool: PoolFolder) -> list[Path]:
-    if not pool.folder.is_dir():
-        raise SourceError(
-            f"pool {pool.name}: expected a folder of Parquet files at {pool.folder}, found none."
-            " Put the files there or mend source.pools in the recipe."
-        )
-    try:
-        # By name, as source coordinates are: paths sort by their parts, which is another order ("a/b" and "a-b").
-        found = sorted(pool.folder.glob(pool.glob), key=Path.as_posix)
-    except (ValueError, NotImplementedError) as error:
-        raise SourceError(
-            f"pool {pool.name}: expected a glob relative to {pool.folder}, such as **/*.parquet, found {pool.glob!r}"
-            f" ({error}). Mend the glob in the recipe."
-        ) from error
-    paths = [path for path in found if not path.is_dir()]
-    if not paths:
-        raise SourceError(
-            f"pool {pool.name}: expected at least one file matching {pool.glob!r} in {pool.folder}, found none."
-            " Put the files there or mend the glob in the recipe."
-        )
-    unreadable = [path for path in paths if not path.is_file()]
-    links = [path for path in sorted(pool.folder.rglob("*")) if path.is_symlink() and path.is_dir()]
-    if unreadable or links:
-        raise SourceError(
-            f"pool {pool.name}: expected files and plain folders in {pool.folder}, found"
-            f" {[*unreadable, *links][0]}, a link to nothing or to a folder, or no file. Its rows would be missing:"
-            " put the files there, or make the folder a pool of its own."
-        )
-    unnamed = [path for path in paths if not _is_utf8(path.relative_to(pool.folder).as_posix())]
-    if unnamed:
-        raise SourceError(
-            f"pool {pool.name}: expected file names in UTF-8 in {pool.folder}, found {unnamed[0].name!a}."
-            " Rename the file."
-        )
-    return paths
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    listed = [file for pool in pools for file in files_of(pool, network)]
+    with ThreadPoolExecutor(MAX_CONNECTIONS) as connections:
+        return list(connections.map(lambda file: _described(file, network), listed))
 
 
 def listing_fingerprint(files: Sequence[SourceFile]) -> str:
@@ -110,11 +77,25 @@ def listing_fingerprint(files: Sequence[SourceFile]) -> str:
     return identity_of([{"pool": file.pool, **file.provenance} for file in files])
 
 
-def _open_footer(pool: str, path: Path, folder: Path) -> SourceFile:
+def _described(listed: Listed, network: Network) -> SourceFile:
+    """The file with what its footer says."""
+    if isinstance(listed.location, Path):
+        return _described_locally(listed)
+    file = listed.location
+    return _with_footer(listed, lambda: (file.size_bytes, _kept_footer(file, network)))
+
+
+def _described_locally(listed: Listed) -> SourceFile:
+    path = listed.location
+    assert isinstance(path, Path)
+    return _with_footer(listed, lambda: (path.stat().st_size, _local_footer(path)))
+
+
+def _with_footer(listed: Listed, read: Callable[[], tuple[int, bytes]]) -> SourceFile:
+    path = listed.location
     try:
-        size = path.stat().st_size
-        footer_sha256 = _hash_footer(path, size)
-        metadata = pq.read_metadata(path)
+        size, footer = read()
+        metadata = pq.read_metadata(pa.BufferReader(footer))
         schema = metadata.schema.to_arrow_schema()
         row_groups = tuple(_facts(metadata.row_group(number)) for number in range(metadata.num_row_groups))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -131,13 +112,15 @@ def _open_footer(pool: str, path: Path, folder: Path) -> SourceFile:
             " Write the texts as strings, or leave the file out with the glob of its pool."
         )
     return SourceFile(
-        pool=pool,
-        file=path.relative_to(folder).as_posix(),
+        pool=listed.pool,
+        file=listed.file,
         location=path,
         size_bytes=size,
-        footer_sha256=footer_sha256,
+        footer_sha256=_footer_sha256(footer),
         columns=columns,
         row_groups=row_groups,
+        content=listed.content,
+        commit=listed.commit,
     )
 
 
@@ -155,53 +138,175 @@ def _facts(row_group: pq.RowGroupMetaData) -> RowGroupFacts:
         for column in (row_group.column(number) for number in range(row_group.num_columns))
         if column.path_in_schema == TEXT_COLUMN
     )
-    return RowGroupFacts(num_rows=row_group.num_rows, text_bytes=text_bytes)
+    return RowGroupFacts(
+        num_rows=row_group.num_rows, text_bytes=text_bytes, bounds=column_bounds(row_group, BOUNDED_COLUMNS)
+    )
 
 
-def _hash_footer(path: Path, size: int) -> str:
+def _local_footer(path: Path) -> bytes:
     with path.open("rb") as file:
-        if size < 12:
-            raise _corrupt(path, f"a Parquet file of at least 12 bytes, found {size:,}")
-        file.seek(size - 8)
-        tail = file.read(8)
-        footer_bytes = int.from_bytes(tail[:4], "little")
-        if tail[4:] != PARQUET_MAGIC or footer_bytes + 12 > size:
-            raise _corrupt(path, f"the Parquet end mark {PARQUET_MAGIC!r}, found {tail[4:]!r}")
-        file.seek(size - 8 - footer_bytes)
-        return hashlib.sha256(file.read(footer_bytes)).hexdigest()
+
+        def read(start: int, end: int) -> bytes:
+            file.seek(start)
+            return file.read(end - start)
+
+        return _read_footer(path, path.stat().st_size, read)
 
 
-def _corrupt(path: Path, what: str) -> SourceError:
+def _kept_footer(file: RemoteFile, network: Network) -> bytes:
+    """The footer of a file that is elsewhere, from the store where it was read before."""
+
+    def write(folder: Path) -> dict[str, Any]:
+        (folder / FOOTER_NAME).write_bytes(_read_footer(file, file.size_bytes, open_reader(file, network).read))
+        return {}
+
+    ref = network.store.materialize(
+        asset="source_footers",
+        unit=identity_of(file.place)[:16],
+        inputs={"file": file.place, "content": file.content, "bytes": file.size_bytes},
+        parameters={},
+        version=FOOTER_VERSION,
+        write=write,
+    )
+    return (network.store.folder(ref) / FOOTER_NAME).read_bytes()
+
+
+def _read_footer(what: Path | RemoteFile, size: int, read: Callable[[int, int], bytes]) -> bytes:
+    """The footer with its length and the end mark after it."""
+    if size < 12:
+        raise _corrupt(what, f"a Parquet file of at least 12 bytes, found {size:,}")
+    first = max(0, size - FIRST_GUESS_BYTES)
+    end = read(first, size)
+    footer_bytes = int.from_bytes(end[-8:-4], "little")
+    if end[-4:] != PARQUET_MAGIC or footer_bytes + 12 > size:
+        raise _corrupt(what, f"the Parquet end mark {PARQUET_MAGIC!r}, found {end[-4:]!r}")
+    start = size - 8 - footer_bytes
+    return end[start - first :] if start >= first else read(start, first) + end
+
+
+def _footer_sha256(footer: bytes) -> str:
+    return hashlib.sha256(footer[:-8]).hexdigest()
+
+
+def _corrupt(what: Path | RemoteFile, expected: str) -> SourceError:
     return SourceError(
-        f"{path}: expected {' '.join(what.split())}."
+        f"{what}: expected {' '.join(expected.split())}."
         " The file was cut short or damaged; fetch it again, or take it out of the folder."
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """What came of one row group over the network: nothing for a local file."""
+
+    row_group: int
+    ranges: tuple[Range, ...] = ()
+
+
 def read_row_groups(
-    file: SourceFile, row_groups: Sequence[int], columns: Sequence[str]
-) -> Iterator[tuple[int, pa.Table]]:
+    file: SourceFile, row_groups: Sequence[int], columns: Sequence[str], network: Network
+) -> Iterator[tuple[Fetched, pa.Table]]:
     """The selected row groups, one table each, with those of `columns` that the file has; SourceError if unreadable.
 
     A column that the file has twice is none: nothing says which of them is meant.
     """
     wanted = [name for name in columns if file.columns.count(name) == 1]
+    if isinstance(file.location, Path):
+        tables = _local_row_groups(file, row_groups, wanted)
+    else:
+        tables = _remote_row_groups(file, row_groups, wanted, network)
     try:
-        size = file.location.stat().st_size
-        if (size, _hash_footer(file.location, size)) != (file.size_bytes, file.footer_sha256):
-            raise SourceError(
-                f"{file.location}: expected the file of {file.size_bytes:,} bytes that was listed, found one of"
-                f" {size:,} bytes or with another footer. It changed during the run; materialize raw_row_groups again."
-            )
-        with pq.ParquetFile(file.location, memory_map=True, page_checksum_verification=True) as parquet:
-            for row_group in row_groups:
-                yield row_group, parquet.read_row_group(row_group, columns=wanted)
+        yield from tables
     except (pa.ArrowException, OSError) as error:
         raise _corrupt(file.location, f"readable row groups, found {error}") from error
 
 
+def _local_row_groups(
+    file: SourceFile, row_groups: Sequence[int], columns: Sequence[str]
+) -> Iterator[tuple[Fetched, pa.Table]]:
+    assert isinstance(file.location, Path)
+    size = file.location.stat().st_size
+    if (size, _footer_sha256(_local_footer(file.location))) != (file.size_bytes, file.footer_sha256):
+        raise SourceError(
+            f"{file.location}: expected the file of {file.size_bytes:,} bytes that was listed, found one of"
+            f" {size:,} bytes or with another footer. It changed during the run; materialize raw_row_groups again."
+        )
+    with pq.ParquetFile(file.location, memory_map=True, page_checksum_verification=True) as parquet:
+        for row_group in row_groups:
+            yield Fetched(row_group=row_group), parquet.read_row_group(row_group, columns=list(columns))
+
+
+def _remote_row_groups(
+    file: SourceFile, row_groups: Sequence[int], columns: Sequence[str], network: Network
+) -> Iterator[tuple[Fetched, pa.Table]]:
+    """Row groups ahead of the one that is decoded are fetched meanwhile, over a few connections."""
+    assert not isinstance(file.location, Path)
+    metadata = pq.read_metadata(pa.BufferReader(_kept_footer(file.location, network)))
+    is_over = Event()
+    reader = open_reader(file.location, until(network, is_over))
+    wanted = [
+        (row_group, tuple(ranges_to_fetch(metadata, row_group, columns, file.size_bytes, str(file.location))))
+        for row_group in row_groups
+    ]
+    for fetched, parts in _fetched_ahead(reader, wanted, is_over):
+        sparse = SparseFile(file.size_bytes, parts)
+        yield fetched, decoded(metadata, sparse, fetched.row_group, columns)
+
+
+Parts = list[tuple[Range, bytes]]
+T = TypeVar("T")
+
+
+def _fetched_ahead(
+    reader: RangeReader, wanted: Sequence[tuple[int, tuple[Range, ...]]], is_over: Event
+) -> Iterator[tuple[Fetched, Parts]]:
+    """The ranges of each row group, in order: as many ahead as there are connections and memory for.
+
+    When one has failed, or nobody wants more, `is_over` ends the others' waits for their next try.
+    """
+    with ThreadPoolExecutor(MAX_CONNECTIONS) as connections:
+        waiting: deque[tuple[int, Future[tuple[Fetched, Parts]]]] = deque()
+
+        def the_first() -> tuple[Fetched, Parts]:
+            _first_done([future for _, future in waiting])
+            return waiting.popleft()[1].result()
+
+        try:
+            for row_group, ranges in wanted:
+                num_bytes = sum(end - start for start, end in ranges)
+                while waiting and (
+                    len(waiting) >= MAX_CONNECTIONS or num_bytes + sum(size for size, _ in waiting) > MAX_BYTES_AHEAD
+                ):
+                    yield the_first()
+                waiting.append((num_bytes, connections.submit(_fetch, reader, row_group, ranges)))
+            while waiting:
+                yield the_first()
+        finally:
+            is_over.set()
+            for _, future in waiting:
+                future.cancel()
+
+
+def _first_done(futures: Sequence[Future[T]]) -> None:
+    """Wait for the first one; another's error is raised as soon as it is there."""
+    while not futures[0].done():
+        for future in futures:
+            if future.done():
+                future.result()
+        wait([future for future in futures if not future.done()], return_when=FIRST_COMPLETED)
+
+
+def _fetch(reader: RangeReader, row_group: int, ranges: tuple[Range, ...]) -> tuple[Fetched, Parts]:
+    parts = [((start, end), reader.read(start, end)) for start, end in ranges]
+    return Fetched(row_group=row_group, ranges=ranges), parts
+
+
 def read_reference_table(path: Path) -> pa.Table:
-    """The text column of a Parquet file; SourceError when the file is unreadable or has none."""
-    file = _open_footer("references", path, path.parent)
-    tables = [table for _, table in read_row_groups(file, range(len(file.row_groups)), [TEXT_COLUMN])]
+    """The text column of a local Parquet file; SourceError when the file is unreadable or has none."""
+    file = _described_locally(Listed(pool="references", file=path.name, location=path))
+    try:
+        parts = _local_row_groups(file, range(len(file.row_groups)), [TEXT_COLUMN])
+        tables = [table for _, table in parts]
+    except (pa.ArrowException, OSError) as error:
+        raise _corrupt(path, f"readable row groups, found {error}") from error
     return pa.concat_tables(tables) if tables else pa.table({TEXT_COLUMN: pa.array([], pa.string())})

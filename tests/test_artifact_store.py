@@ -48,6 +48,20 @@ def files_in(folder):
     }
 
 
+def test_what_a_writer_says_of_its_run_joins_the_run_and_is_no_content(store):
+    def write_and_tell(folder):
+        (folder / RUN_NAME).write_text(json.dumps({"source": {"requests": 3}, "host": "elsewhere"}))
+        return write(folder)
+
+    built, plain = materialize(store, write_and_tell), materialize(store, unit="unit-1")
+    folder, manifest = store.open(built)
+    run = json.loads((folder / RUN_NAME).read_bytes())
+    assert (run["source"], run["host"]) == ({"requests": 3}, socket.gethostname())
+    assert set(run) == {"source", "started", "seconds", "host"}
+    assert set(manifest.files) == {"part/a.bin", "b.txt"}
+    assert built.digest == plain.digest
+
+
 def test_an_artifact_is_built_once_and_then_reused(store):
     built = materialize(store)
     assert (built.outcome, built.counts, built.warnings) == ("built", {"documents": 2}, ())

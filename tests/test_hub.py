@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 from loopback import Answer, Server, answer, serving
 
-from resources.hub import Hub, get, hub_of_environment, read_hub_file
+from resources.hub import Hub, hub_of_environment, read_hub_file
+from resources.web import Patience, Traffic
 from training_io.errors import RecipeError, SourceError
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -56,7 +57,10 @@ CUT_AS_IT_IS = answer(200, CONTENT[:-1], Content_Length=str(len(CONTENT)), Trans
 
 
 def read(server: Server, waits: list[float] | None = None, **changes: object) -> bytes:
-    hub = Hub(endpoint=server.url, sleep=[].append if waits is None else waits.append, **changes)
+    token = str(changes.pop("token", ""))
+    noted: list[float] = [] if waits is None else waits
+    patience = Patience(sleep=lambda _, seconds: noted.append(seconds), jitter=lambda: 0.0, **changes)
+    hub = Hub(endpoint=server.url, token=token, patience=patience)
     return read_hub_file(hub, repository="someone/model", revision=REVISION, name="tokenizer.json", max_bytes=10_000)
 
 
@@ -251,7 +255,7 @@ def test_nobody_listening() -> None:
     with serving() as gone:
         address = gone.url
     with pytest.raises(SourceError, match=r"no connection that lasted \(Connection refused\) in 2 tries"):
-        get(Hub(num_tries=2, sleep=lambda _: None), f"{address}/x", "x", 10)
+        read(Server(url=address), num_tries=2)
 
 
 def test_a_body_without_an_end_is_not_read_to_it(server: Server) -> None:
@@ -261,13 +265,17 @@ def test_a_body_without_an_end_is_not_read_to_it(server: Server) -> None:
     assert len(read(server)) == 10_000
 
 
+def environment() -> Hub:
+    return hub_of_environment(Patience(), Traffic())
+
+
 def test_the_environment_names_endpoint_and_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    assert (hub_of_environment().endpoint, hub_of_environment().token) == ("https://huggingface.co", "")
+    assert (environment().endpoint, environment().token) == ("https://huggingface.co", "")
     monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/hub/")
     monkeypatch.setenv("HF_TOKEN", f"{TOKEN}\n")
-    assert (hub_of_environment().endpoint, hub_of_environment().token) == ("https://mirror.example/hub", TOKEN)
+    assert (environment().endpoint, environment().token) == ("https://mirror.example/hub", TOKEN)
 
 
 @pytest.mark.parametrize("endpoint", ["file:///etc", "mirror", "https://", "https://me:secret@host", "http://h?secret"])
@@ -276,7 +284,7 @@ def test_an_endpoint_that_is_none_is_refused_without_being_shown(
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     with pytest.raises(RecipeError, match="HF_ENDPOINT: expected the URL of a Hub") as caught:
-        hub_of_environment()
+        environment()
     assert "secret" not in str(caught.value)
 
 
@@ -285,5 +293,5 @@ def test_a_token_that_is_none_is_refused_without_being_shown(monkeypatch: pytest
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(RecipeError, match="HF_TOKEN: expected an access token") as caught:
-        hub_of_environment()
+        environment()
     assert "cret" not in str(caught.value)

@@ -1,20 +1,31 @@
 import os
 import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from resources.row_group_source import (
-    PoolFolder,
-    list_files,
-    listing_fingerprint,
-    read_reference_table,
-    read_row_groups,
-)
+from resources.artifact_store import ArtifactStore
+from resources.listings import PoolFolder
+from resources.readers import Network
+from resources.row_group_source import list_files as list_files_of
+from resources.row_group_source import listing_fingerprint, read_reference_table
+from resources.row_group_source import read_row_groups as read_row_groups_of
 from training_io.errors import SourceError
 
 COLUMNS = ("text", "id", "score")
+NOWHERE = Network(store=ArtifactStore(Path("/nowhere")))  # local files need none
+
+
+def list_files(pools):
+    return list_files_of(pools, NOWHERE)
+
+
+def read_row_groups(file, row_groups, columns):
+    for fetched, table in read_row_groups_of(file, row_groups, columns, NOWHERE):
+        assert fetched.ranges == ()
+        yield fetched.row_group, table
 
 
 def write(path, table=None, *, row_group_size=10, **options):

@@ -1,0 +1,57 @@
+"""Signatures of S3 requests, against the example that AWS publishes, and what the bucket's errors become."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from resources.s3 import Bucket, Credentials, S3File, object_url, signature_headers
+
+# "Example: GET Object" of AWS's page on Signature Version 4 in the Authorization header.
+EXAMPLE = Credentials(key="AKIAIOSFODNN7EXAMPLE", secret="wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", session="")
+
+
+def test_the_published_example_has_its_published_signature() -> None:
+    headers = signature_headers(
+        "https://examplebucket.s3.amazonaws.com/test.txt",
+        {"Range": "bytes=0-9"},
+        EXAMPLE,
+        "us-east-1",
+        datetime(2013, 5, 24, tzinfo=UTC),
+    )
+    assert headers == {
+        "x-amz-content-sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "x-amz-date": "20130524T000000Z",
+        "Authorization": (
+            "AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request,"
+            "SignedHeaders=host;range;x-amz-content-sha256;x-amz-date,"
+            "Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41"
+        ),
+    }
+
+
+def test_a_session_is_signed_and_sent() -> None:
+    session = Credentials(key=EXAMPLE.key, secret=EXAMPLE.secret, session="once")
+    headers = signature_headers("https://host/b/k", {}, session, "eu-west-1", datetime(2026, 1, 1, tzinfo=UTC))
+    assert headers["x-amz-security-token"] == "once"
+    assert "SignedHeaders=host;x-amz-content-sha256;x-amz-date;x-amz-security-token," in headers["Authorization"]
+
+
+def test_credentials_are_not_shown() -> None:
+    assert EXAMPLE.secret not in repr(EXAMPLE)
+    assert EXAMPLE.key not in repr(EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("key", "path"),
+    [
+        ("a/b.parquet", "a/b.parquet"),
+        ("dump=CC 1/ü+ä&.parquet", "dump%3DCC%201/%C3%BC%2B%C3%A4%26.parquet"),
+        ("~tilde//double", "~tilde//double"),
+    ],
+)
+def test_keys_are_written_as_the_signature_wants_them(key: str, path: str) -> None:
+    bucket = Bucket(name="data", endpoint="https://s3.example/", region="us-east-1", is_anonymous=True)
+    assert object_url(bucket, key) == f"https://s3.example/data/{path}"
+    file = S3File(bucket=bucket, key=key, size_bytes=1, etag="x")
+    assert file.url == object_url(bucket, key)
+    assert file.place == f"s3://data/{key} at https://s3.example/"
