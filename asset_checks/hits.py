@@ -1,7 +1,7 @@
 """Promise: what the reference sets match is found and barred, and each hit is told as it is."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,11 +14,21 @@ from asset_checks.clusters import (
     AGAIN,
     I64,
     all_signatures,
-    bands_of,
-    decisions,
-    group_codes,
     near_components,
     other_rows,
+)
+from asset_checks.columns import (
+    U8,
+    Numbers,
+    count_rows,
+    find_rows,
+    group_numbers,
+    id_rows,
+    joined,
+    named,
+    places_in,
+    run_starts,
+    sorted_rows,
     whole,
 )
 from asset_checks.similarity import (
@@ -35,10 +45,11 @@ from asset_checks.similarity import (
     within_budget,
 )
 from asset_checks.verdicts import Verdict, law, verdict_of
-from pipeline_assets.clusters import split_units
+from pipeline_assets.clusters import slice_name, split_units
+from pipeline_assets.corpus import Corpus
 from pipeline_assets.recipe import TokenizerSample
 from pipeline_assets.reference_hits import BOILERPLATE_NAME, HITS_NAME, KINDS, overlaps_of
-from pipeline_assets.signatures import TEXT_BYTES, minhash_params
+from pipeline_assets.signatures import SIGNATURES, TEXT_BYTES, minhash_params
 from pipeline_assets.stripes import Stage, units_in
 from pipeline_assets.transforms.rows import doc_id_matrix
 from resources.artifact_store import ArtifactRef
@@ -108,25 +119,53 @@ class _Told:
         return found
 
     @cached_property
-    def table(self) -> pa.Table:
-        return decisions(self.stage, self.lsh_clusters, self.raw_row_groups)
+    def slices(self) -> list[str]:
+        return [slice_name(unit.unit) for unit in units_in(self.stage, self.raw_row_groups)]
 
     @cached_property
-    def doc_ids(self) -> npt.NDArray[np.uint8]:
-        return doc_id_matrix(self.table.column("doc_id"))
+    def table(self) -> pa.Table:
+        """Whether each row is kept, and barred."""
+        return pa.concat_tables(self._columns("kept", "barred"))
+
+    def _columns(self, *names: str) -> Iterator[pa.Table]:
+        return (self.stage.table(self.lsh_clusters, name, names) for name in self.slices)
+
+    def named(self, column: str) -> tuple[Numbers, list[str]]:
+        """A column of names as numbers int32[n], and the names."""
+        return named(table.column(column) for table in self._columns(column))
+
+    def ids(self, column: str) -> U8:
+        """A column of doc_ids of all rows: uint8[n, 32]."""
+        return joined(doc_id_matrix(table.column(column)) for table in self._columns(column))
+
+    @cached_property
+    def doc_ids(self) -> U8:
+        return self.ids("doc_id")
+
+    @cached_property
+    def by_doc_id(self) -> I64:
+        return sorted_rows(self.doc_ids)
 
     @cached_property
     def row_of(self) -> dict[bytes, int]:
-        """A row of each text of the corpus."""
-        return {doc_id: row for row, doc_id in enumerate(self.table.column("doc_id").to_pylist())}
+        """A row of each text of the corpus that a set or a hit names."""
+        named = {text for texts in self.sets.values() for text in texts}
+        return self.rows_of(named | {hit["doc_id"] for hit in self.hits})
+
+    def rows_of(self, doc_ids: Iterable[bytes]) -> dict[bytes, int]:
+        """A row of each of some texts that are in the corpus."""
+        names = sorted(set(doc_ids))
+        rows = find_rows(self.doc_ids, self.by_doc_id, id_rows(names)).tolist()
+        return {name: row for name, row in zip(names, rows, strict=True) if row >= 0}
+
+    def first_texts(self, num_texts: int) -> list[bytes]:
+        """The smallest doc_ids of the corpus."""
+        starts = np.flatnonzero(run_starts(self.doc_ids, self.by_doc_id))[:num_texts]
+        return [doc_id.tobytes() for doc_id in self.doc_ids[self.by_doc_id[starts]]]
 
     @cached_property
     def units(self) -> tuple[list[ArtifactRef], list[ArtifactRef]]:
         return split_units(units_in(self.stage, self.minhash_signatures))
-
-    @cached_property
-    def signatures(self) -> npt.NDArray[np.uint32]:
-        return all_signatures(self.stage, self.units[0])
 
     @cached_property
     def rows_per_band(self) -> int:
@@ -141,21 +180,49 @@ class _Told:
     def references(self) -> tuple[list[tuple[str, bytes]], npt.NDArray[np.uint32]]:
         """Set and doc_id of each reference text that has words, and their signatures."""
         names = [(name, doc_id) for name, texts in self.sets.items() for doc_id in texts]
-        signatures = all_signatures(self.stage, self.units[1]) if names else self.signatures[:0]
+        empty = np.empty((0, minhash_params(self.stage.recipe).num_perm), np.uint32)
+        signatures = np.concatenate(all_signatures(self.stage, self.units[1])) if names else empty
         worded = np.flatnonzero((signatures != 0xFFFFFFFF).any(axis=1))
         return [names[number] for number in worded.tolist()], signatures[worded]
 
-    def in_bands_of(self, signatures: npt.NDArray[np.uint32]) -> Iterator[list[list[int]]]:
-        """For each band, the documents with the values of each of the given signatures there, by doc_id."""
-        rank = np.argsort(np.argsort(whole(self.doc_ids), kind="stable"), kind="stable")
-        both = (bands_of(some, self.rows_per_band) for some in (self.signatures, signatures))
-        for corpus, wanted in zip(*both, strict=True):
-            values, names = whole(corpus), whole(wanted)
-            rows = np.flatnonzero(np.isin(values, names))
-            holders: dict[bytes, list[int]] = {}
-            for row in rows[np.argsort(rank[rows])].tolist():
-                holders.setdefault(values[row].tobytes(), []).append(row)
-            yield [holders.get(name.tobytes(), []) for name in names]
+    def signatures_of(self, rows: Iterable[int]) -> dict[int, npt.NDArray[np.uint32]]:
+        """The signatures of some rows."""
+        wanted = np.array(sorted(set(rows)), np.int64)
+        corpus = Corpus(self.stage, units_in(self.stage, self.raw_row_groups), self.units[0])
+        return dict(zip(wanted.tolist(), corpus.signatures(wanted), strict=True))
+
+    def in_bands_of(self, signatures: npt.NDArray[np.uint32], most: int) -> Iterator[list[list[int]]]:
+        """For each band, the first documents by doc_id with the values of each of the given signatures there."""
+        stored = [self.stage.array(unit, SIGNATURES) for unit in self.units[0]]
+        for start in range(0, signatures.shape[1], self.rows_per_band):
+            band = slice(start, start + self.rows_per_band)
+            names = _values(signatures[:, band])
+            rows, values = _holders(stored, band, names)
+            holders: dict[bytes, list[int]] = {name.tobytes(): [] for name in names}
+            for at in np.argsort(whole(self.doc_ids[rows]), kind="stable"):
+                if len(some := holders[values[at].tobytes()]) < most:
+                    some.append(int(rows[at]))
+            yield [holders[name.tobytes()] for name in names]
+
+
+def _values(band: npt.NDArray[np.uint32]) -> npt.NDArray[np.void]:
+    """The bytes of each row's values as one: uint32[n, rows_per_band] -> void[n]."""
+    return whole(np.ascontiguousarray(band).view(np.uint8))
+
+
+def _holders(
+    stored: list[npt.NDArray[np.uint32]], band: slice, names: npt.NDArray[np.void]
+) -> tuple[I64, npt.NDArray[np.void]]:
+    """The rows that have words and one of the named values in a band, over all units, and their values."""
+    found, values, first = [np.empty(0, np.int64)], [names[:0]], 0
+    for signatures in stored:
+        some = _values(signatures[:, band])
+        rows = np.flatnonzero(np.isin(some, names))
+        rows = rows[(signatures[rows] != 0xFFFFFFFF).any(axis=1)]
+        found.append(first + rows)
+        values.append(some[rows])
+        first += len(signatures)
+    return np.concatenate(found), np.concatenate(values)
 
 
 def _not_drawn_from_the_corpus(told: _Told) -> Iterator[str]:
@@ -175,8 +242,9 @@ def _matched_otherwise(told: _Told) -> Iterator[str]:
         copies = Counter(dict.fromkeys(found, 1))
     else:
         yield from _hit_otherwise(_not_alike(told), (exact | _alike(told)) - found.keys())
-        copies = Counter(told.table.column("doc_id").to_pylist())
-        copies = Counter({key: copies[key[2]] for key in found})
+        documents = id_rows(key[2] for key in found)
+        counts = count_rows(told.doc_ids, told.by_doc_id, documents).tolist()
+        copies = Counter(dict(zip(found, counts, strict=True)))
     for name, text, document in found - copies:
         yield f"{name}: the hit of {text.hex()[:16]} on {document.hex()[:16]} is told too often"
     for hit in told.hits:
@@ -204,7 +272,7 @@ def _first_of_each_band(told: _Told) -> set[tuple[str, bytes, bytes]]:
         return set()
     return {
         (*name, told.doc_ids[rows[0]].tobytes())
-        for holders in told.in_bands_of(signatures)
+        for holders in told.in_bands_of(signatures, 1)
         for name, rows in zip(names, holders, strict=True)
         if rows
     }
@@ -220,9 +288,9 @@ def _alike(told: _Told) -> set[tuple[str, bytes, bytes]]:
     sample = outside[:MAX_VERIFIED]
     candidates = {
         (names[number], told.doc_ids[row].tobytes())
-        for holders in told.in_bands_of(signatures[sample])
+        for holders in told.in_bands_of(signatures[sample], MAX_CANDIDATES // MAX_VERIFIED)
         for number, rows in zip(sample, holders, strict=True)
-        for row in rows[: MAX_CANDIDATES // MAX_VERIFIED]
+        for row in rows
     }
     texts = told.texts({document for _, document in candidates})
     ngram, threshold = told.stage.recipe.dedup.ngram, told.stage.recipe.dedup.verify_jaccard
@@ -237,10 +305,9 @@ def _alike(told: _Told) -> set[tuple[str, bytes, bytes]]:
 def _affordable(told: _Told, pairs: Any) -> list[Any]:
     """Pairs of a set's text and a document, by a keyed hash of the document, while their texts are not too much."""
     listed = sorted(pairs)
-    text_bytes = told.text_bytes()
+    text_bytes, row_of = told.text_bytes(), told.rows_of(document for _, document in listed)
     sizes = [
-        len(told.sets[name][text].encode()) + int(text_bytes[told.row_of[document]])
-        for (name, text), document in listed
+        len(told.sets[name][text].encode()) + int(text_bytes[row_of[document]]) for (name, text), document in listed
     ]
     keys = sampling_keys([document for _, document in listed], told.stage.recipe.seed)
     return [listed[number] for number in within_budget(sizes, keys)]
@@ -251,6 +318,7 @@ def _not_alike(told: _Told) -> set[tuple[str, bytes, bytes]]:
     names, signatures = told.references()
     number_of = {name: number for number, name in enumerate(names)}
     threshold = told.stage.recipe.dedup.verify_jaccard
+    stored = told.signatures_of(told.row_of.values())
     found = set()
     for hit in told.hits:
         name, text, document = _key_of(hit)
@@ -259,7 +327,7 @@ def _not_alike(told: _Told) -> set[tuple[str, bytes, bytes]]:
         row, number = told.row_of.get(document), number_of.get((name, text))
         is_alike = row is not None and number is not None and threshold is not None and hit["jaccard"] >= threshold
         if is_alike:
-            equal = told.signatures[row] == signatures[number]
+            equal = stored[row] == signatures[number]
             is_alike = bool(equal.reshape(-1, told.rows_per_band).all(axis=1).any())
         if not is_alike:
             found.add((name, text, document))
@@ -300,7 +368,7 @@ def _overlaps_found_otherwise(told: _Told) -> Iterator[str]:
         for hit in told.hits:
             if hit["reference_set"] == name and hit["kind"] == "overlap":
                 hits.setdefault(hit["doc_id"], []).append((hit["reference_doc_id"], hit["num_ngrams"], hit["excerpt"]))
-        sample = {*sorted(told.row_of)[:MAX_SEARCHED], *sorted(hits)[:MAX_SEARCHED]}
+        sample = {*told.first_texts(MAX_SEARCHED), *sorted(hits)[:MAX_SEARCHED]}
         texts = told.texts(sample)
         for document in sorted(sample):
             expected = [
@@ -345,45 +413,58 @@ def _called(row: Mapping[str, Any]) -> str:
 
 def _barred_otherwise(told: _Told) -> Iterator[str]:
     """Rows that are barred by other sets than those that hit their cluster; in mode exact, what is near them."""
-    groups = group_codes(told.table.column("cluster_id"))
-    if told.stage.recipe.dedup.mode == "exact":
-        groups = near_components(told.doc_ids, told.signatures, told.rows_per_band).astype(np.int64)
+    groups = _groups(told)
     matched: dict[int, set[str]] = {}
     for hit in told.hits:
         if (row := told.row_of.get(hit["doc_id"])) is not None:
             matched.setdefault(int(groups[row]), set()).add(hit["reference_set"])
     listed = [reference.name for reference in told.stage.recipe.references]
-    stated = zip(told.table.column("references").to_pylist(), told.table.column("barred").to_pylist(), strict=True)
-    for row, (group, (references, barred)) in enumerate(zip(groups.tolist(), stated, strict=True)):
-        expected = ",".join(name for name in listed if name in matched.get(group, ()))
-        if (references, barred) != (expected, bool(expected)):
-            yield (
-                f"{told.doc_ids[row].tobytes().hex()[:16]}: expected to be barred by {expected or 'nothing'},"
-                f" found barred {barred} by {references or 'nothing'}"
-            )
+    found, names = told.named("references")
+    numbers = {name: number for number, name in enumerate(names)}
+    expected = np.full(groups.max(initial=-1) + 1, numbers.setdefault("", len(numbers)), np.int32)
+    for group, sets in matched.items():
+        expected[group] = numbers.setdefault(",".join(name for name in listed if name in sets), len(numbers))
+    names, barred = list(numbers), np.asarray(told.table.column("barred"))
+    wanted = expected[groups]
+    for row in np.flatnonzero((found != wanted) | (barred != (wanted != numbers[""]))).tolist():
+        yield (
+            f"{told.doc_ids[row].tobytes().hex()[:16]}: expected to be barred by {names[wanted[row]] or 'nothing'},"
+            f" found barred {barred[row]} by {names[found[row]] or 'nothing'}"
+        )
+
+
+def _groups(told: _Told) -> I64:
+    """Number of each row's group, all of which a hit on one of them bars."""
+    if told.stage.recipe.dedup.mode != "exact" or not told.hits:
+        return group_numbers(told.ids("cluster_id"))
+    signatures = all_signatures(told.stage, told.units[0])
+    return near_components(told.doc_ids, signatures, told.rows_per_band).astype(np.int64)
 
 
 def _misstated_counts(told: _Told) -> Iterator[str]:
     """Numbers of the manifest about each set."""
     stated = told.stage.open(told.lsh_clusters)[1].counts["references"]
-    columns = [told.table.column(name).to_pylist() for name in ("doc_id", "references", "kept", "reason")]
+    found, names = told.named("references")
+    kept = np.asarray(told.table.column("kept"))
+    reasons, reason_names = told.named("reason")
+    removed = reasons == places_in(reason_names, pa.array(["reference"]))
     for reference in told.stage.recipe.references:
         texts = told.sets[reference.name]
         universe = getattr(reference, "universe_documents", None)
         kinds = Counter(hit["kind"] for hit in told.hits if hit["reference_set"] == reference.name)
-        matched = [row for row in zip(*columns, strict=True) if reference.name in row[1].split(",")]
+        matched = np.isin(found, [at for at, name in enumerate(names) if reference.name in name.split(",")])
         wanted = {
             "texts": len(texts),
-            "exact_documents": sum(doc_id in texts for doc_id in columns[0]),
-            "exact_by_chance": universe and len(texts) * len(columns[0]) / universe,
-            "matched_documents": len(matched),
-            "kept_out_of_validation": sum(row[2] for row in matched),
-            "removed": sum(row[3] == "reference" for row in matched),
+            "exact_documents": int(count_rows(told.doc_ids, told.by_doc_id, id_rows(texts)).sum()),
+            "exact_by_chance": universe and len(texts) * told.table.num_rows / universe,
+            "matched_documents": int(matched.sum()),
+            "kept_out_of_validation": int(kept[matched].sum()),
+            "removed": int(removed[matched].sum()),
             **{f"{kind}_hits": kinds[kind] for kind in KINDS},
         }
         for name, number in wanted.items():
-            if number != (found := stated[reference.name][name]):
-                yield f"{reference.name}: {name}: counted {number}, found {found} in the manifest"
+            if number != (counted := stated[reference.name][name]):
+                yield f"{reference.name}: {name}: counted {number}, found {counted} in the manifest"
 
 
 CHECKS = [

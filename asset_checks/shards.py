@@ -1,12 +1,15 @@
 """Promise: a split's shards, one after another, are its documents in order, nothing lost."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
+from asset_checks.columns import named, places_in, whole
 from asset_checks.verdicts import MAX_EXAMPLES, Verdict, law, verdict_of
 from pipeline_assets.source import ROWS_NAME, pool_names
 from pipeline_assets.splits import TABLE_NAME
@@ -15,6 +18,7 @@ from pipeline_assets.tokens import DOC_IDS, LENGTHS, ROWS, TOKENS
 from resources.artifact_store import ArtifactRef
 from training_io import invariants
 from training_io.document_index import DocumentIndex, read_index
+from training_io.errors import InvariantBroken
 from training_io.hashing import derive_seed, keyed_hash
 from training_io.manifest import damaged_files
 
@@ -113,21 +117,25 @@ def shards_hold_every_document_once(
 ) -> Verdict:
     """The index's documents are those of the split, in the recipe's order, and each has its unit's tokens.
 
-    The order is recounted by sorting doc_ids and source coordinates in Python; tokens are compared by their hash.
+    The order is recounted by one sort by doc_ids and source coordinates; tokens are compared by their hash.
     """
     folder = stage.folder(token_shards)
     violations: list[str] = []
     expected = _documents_by_split(stage, split_documents, document_tokens, raw_row_groups)
     for index in indexes(folder, token_shards):
-        wanted = [document for _, document in sorted(expected.get(index.split, []))]
-        found = list(_documents_in_shards(folder, index))
-        if found == wanted:
+        wanted = expected.get(index.split, np.empty(0, DOCUMENT))
+        found = _documents_in_shards(folder, index, pool_names(stage.recipe))
+        both = min(len(found), len(wanted))
+        differing = np.flatnonzero(_bytes_of(found[:both]) != _bytes_of(wanted[:both]))
+        if not len(differing) and len(found) == len(wanted):
             continue
-        lost, extra = set(wanted) - set(found), set(found) - set(wanted)
-        at = next((row for row, pair in enumerate(zip(found, wanted, strict=False)) if pair[0] != pair[1]), len(found))
+        lost, extra = (
+            len(np.setdiff1d(_bytes_of(some), _bytes_of(others))) for some, others in ((wanted, found), (found, wanted))
+        )
+        at = int(differing[0]) if len(differing) else len(found)
         violations.append(
-            f"{index.split}: {len(lost):,} documents of the split are not in the shards with their tokens,"
-            f" {len(extra):,} others are, {len(found):,} in the shards and {len(wanted):,} in the tables;"
+            f"{index.split}: {lost:,} documents of the split are not in the shards with their tokens,"
+            f" {extra:,} others are, {len(found):,} in the shards and {len(wanted):,} in the tables;"
             f" the first difference is at document {at:,}, {_named(found, at)} where {_named(wanted, at)} belongs"
         )
     return verdict_of(
@@ -137,50 +145,103 @@ def shards_hold_every_document_once(
     )
 
 
-def _named(documents: list["Document"], at: int) -> str:
-    return documents[at][0].hex()[:16] if at < len(documents) else "none"
+DOCUMENT = np.dtype([("doc_id", "V32"), ("pool", "<u2"), ("tokens", "V32")])
+"""doc_id, the pool's place in the recipe, and the SHA-256 of the tokens' bytes: 66 bytes a document."""
+
+Documents = npt.NDArray[np.void]  # of dtype DOCUMENT
+Places = list[npt.NDArray[Any]]  # columns to sort by, the first one decides
 
 
-Document = tuple[bytes, str, bytes]
-"""doc_id, pool, and the hash of the tokens' bytes."""
+def _bytes_of(documents: Documents) -> npt.NDArray[np.void]:
+    return np.ascontiguousarray(documents).view(f"V{DOCUMENT.itemsize}")
+
+
+def _named(documents: Documents, at: int) -> str:
+    return documents["doc_id"][at].tobytes().hex()[:16] if at < len(documents) else "none"
 
 
 def _documents_by_split(
     stage: Stage, split_documents: ArtifactRef, document_tokens: ArtifactRef, raw_row_groups: ArtifactRef
-) -> dict[str, list[tuple[Any, Document]]]:
-    """By split: the sort key and content of each document, from the token units and the raw rows."""
-    documents: dict[str, list[tuple[Any, Document]]] = {}
+) -> dict[str, Documents]:
+    """By split: the content of each document in the recipe's order, from the token units and the raw rows."""
     units = [units_in(stage, asset) for asset in (split_documents, document_tokens, raw_row_groups)]
-    pools = pool_names(stage.recipe)
-    key = derive_seed(stage.recipe.seed, "shuffle")
-    for table_unit, unit, raw in zip(*units, strict=True):
-        splits = stage.table(table_unit, TABLE_NAME, ["split"]).column("split").to_pylist()
-        places = stage.table(raw, ROWS_NAME, ["pool", "file", "row_group", "row"]).to_pylist()
-        doc_ids, tokens, rows = (stage.array(unit, name) for name in (DOC_IDS, TOKENS, ROWS))
-        ends = np.cumsum(stage.array(unit, LENGTHS))
-        hashes = keyed_hash(np.asarray(doc_ids), key).tolist()
-        start = 0
-        for row, split in enumerate(splits):
-            place = places[rows[row]]
-            doc_id = doc_ids[row].tobytes()
-            coordinate = (pools.index(place["pool"]), place["file"], place["row_group"], place["row"])
-            order = coordinate if stage.recipe.splits.order == "source" else (hashes[row], doc_id, coordinate)
-            content = hashlib.sha256(tokens[start : ends[row]].tobytes()).digest()
-            documents.setdefault(split, []).append((order, (doc_id, place["pool"], content)))
-            start = ends[row]
+    files = sorted(
+        {file for raw in units[2] for file in stage.table(raw, ROWS_NAME, ["file"]).column("file").unique().to_pylist()}
+    )
+    splits = [stage.table(unit, TABLE_NAME, ["split"]).column("split") for unit in units[0]]
+    parts: list[Documents] = []
+    places: list[Places] = []
+    for column, unit, raw in zip(splits, *units[1:], strict=True):
+        documents, place = _documents_of(stage, unit, raw, len(column), files)
+        parts.append(documents)
+        places.append(place)
+    documents = np.concatenate(parts)
+    parts.clear()
+    columns = [np.concatenate(column) for column in zip(*places, strict=True)]
+    places.clear()
+    order = np.lexsort(_columns_to_sort_by(stage, documents, columns)[::-1])
+    numbers, names = named(splits)
+    return {split: documents[order[numbers[order] == number]] for number, split in enumerate(names)}
+
+
+def _documents_of(
+    stage: Stage, unit: ArtifactRef, raw: ArtifactRef, num_documents: int, files: Sequence[str]
+) -> tuple[Documents, Places]:
+    """The documents of a unit's split table, row by row, and pool, file, row group and row of each in the source."""
+    taken = np.arange(num_documents)
+    rows, tokens = stage.array(unit, ROWS)[taken], stage.array(unit, TOKENS)
+    source = stage.table(raw, ROWS_NAME, ["pool", "file", "row_group", "row"]).take(pa.array(rows))
+    lengths = stage.array(unit, LENGTHS)[taken]
+    ends = np.cumsum(lengths)
+    documents = np.empty(num_documents, DOCUMENT)
+    documents["doc_id"] = whole(stage.array(unit, DOC_IDS)[taken])
+    documents["pool"] = _places_in(pool_names(stage.recipe), source.column("pool"))
+    documents["tokens"] = _digests(
+        tokens[start:end].tobytes() for start, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)
+    )
+    place = [np.asarray(source.column(name), np.int32) for name in ("row_group", "row")]
+    return documents, [documents["pool"].copy(), _places_in(files, source.column("file")), *place]
+
+
+def _places_in(names: Sequence[str], column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
+    """Where each name of a column is in a list; InvariantBroken for a name that is not there."""
+    places = places_in(names, column)
+    if (places < 0).any():
+        other = column[int(np.argmin(places))].as_py()
+        raise InvariantBroken(f"raw_row_groups: expected pools and files of the recipe, found {other!r}.")
+    return places
+
+
+def _digests(contents: Iterable[bytes]) -> npt.NDArray[np.void]:
+    return np.fromiter((hashlib.sha256(content).digest() for content in contents), "V32")
+
+
+def _columns_to_sort_by(stage: Stage, documents: Documents, places: Places) -> Places:
+    if stage.recipe.splits.order == "source":
+        return places
+    doc_ids = np.ascontiguousarray(documents["doc_id"]).view(np.uint8).reshape(-1, 32)
+    return [keyed_hash(doc_ids, derive_seed(stage.recipe.seed, "shuffle")), *doc_ids.view(">u8").T, *places]
+
+
+def _documents_in_shards(folder: Path, index: DocumentIndex, pools: Sequence[str]) -> Documents:
+    """Each document of the shards, one shard after another, its tokens read by byte offset."""
+    in_shard = [np.flatnonzero(index.shards == shard) for shard in range(len(index.shard_files))]
+    rows = np.concatenate([np.empty(0, np.int64), *in_shard])
+    documents = np.empty(len(rows), DOCUMENT)
+    documents["doc_id"] = whole(index.doc_ids[rows])
+    numbers = [pools.index(pool) if pool in pools else len(pools) for pool in index.pool_names]
+    documents["pool"] = np.array(numbers, np.uint16)[index.pools[rows]]
+    documents["tokens"] = _digests(_contents(folder, index, in_shard))
     return documents
 
 
-def _documents_in_shards(folder: Path, index: DocumentIndex) -> Iterator[Document]:
-    """Each document's doc_id and the hash of its tokens, read from the shard files by byte offset."""
+def _contents(folder: Path, index: DocumentIndex, in_shard: Sequence[npt.NDArray[np.int64]]) -> Iterator[bytes]:
     token_bytes = _token_bytes(index)
-    for shard, file in enumerate(index.shard_files):
+    for file, rows in zip(index.shard_files, in_shard, strict=True):
         with (folder / file).open("rb") as opened:
-            for row in np.flatnonzero(index.shards == shard):
+            for row in rows:
                 opened.seek(HEADER_BYTES + int(index.offsets[row]) * token_bytes)
-                content = opened.read(int(index.lengths[row]) * token_bytes)
-                pool = index.pool_names[index.pools[row]]
-                yield index.doc_ids[row].tobytes(), pool, hashlib.sha256(content).digest()
+                yield opened.read(int(index.lengths[row]) * token_bytes)
 
 
 def indexes(folder: Path, token_shards: ArtifactRef) -> list[DocumentIndex]:

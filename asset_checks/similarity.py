@@ -79,7 +79,7 @@ def within_budget(sizes: Sequence[int], keys: Sequence[int]) -> Iterator[int]:
     [1, 0]
     """
     left = MAX_COMPARED_BYTES
-    for item in sorted(range(len(sizes)), key=keys.__getitem__):
+    for item in map(int, np.argsort(np.asarray(keys, np.uint64), kind="stable")):
         if sizes[item] <= left:
             left -= sizes[item]
             yield item

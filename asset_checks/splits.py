@@ -2,14 +2,17 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from math import fsum, isclose, isfinite
+from math import fsum, isclose
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from asset_checks.columns import I64, U8, Flags, find_rows, id_rows, joined, run_starts, sorted_rows, whole
 from asset_checks.similarity import Run, Runs, are_alike, items_in, searched_runs, texts_of, word_runs
 from asset_checks.verdicts import Verdict, law, verdict_of
 from pipeline_assets.clusters import slice_name, split_units
@@ -17,6 +20,7 @@ from pipeline_assets.corpus import Corpus
 from pipeline_assets.floors import FLOORS_NAME
 from pipeline_assets.recipe import FractionSplit
 from pipeline_assets.reference_hits import reference_texts
+from pipeline_assets.signatures import DOC_IDS as SIGNED_IDS
 from pipeline_assets.signatures import SIGNATURES, minhash_params
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.splits import TABLE_NAME
@@ -26,6 +30,7 @@ from pipeline_assets.transforms.rows import doc_id_matrix
 from pipeline_assets.transforms.split import SPLITS
 from resources.artifact_store import ArtifactRef
 from resources.tables import read_table
+from training_io.errors import InvariantBroken
 from training_io.hashing import derive_seed, keyed_hash
 
 USED_REASON, FLOOR_REASON = "used", "below_min_tokens"
@@ -34,16 +39,23 @@ MAX_SEARCHED = 1_000  # held-out documents whose runs of words are compared with
 
 def no_document_is_in_two_splits(stage: Stage, split_documents: ArtifactRef) -> Verdict:
     """Each doc_id has one split, over all units."""
-    rows = _split_of_documents(stage, split_documents)
-    return verdict_of("one split a document", _in_two_splits("document", rows), f"{len(rows):,} documents")
+    parts = list(_documents_in_splits(stage, split_documents))
+    splits = np.concatenate([splits for _, splits in parts])
+    doc_ids = joined(doc_ids for doc_ids, _ in parts)
+    del parts
+    violations, _ = _in_two_splits("document", doc_ids, splits)
+    return verdict_of("one split a document", violations, f"{len(doc_ids):,} documents")
 
 
 def no_cluster_is_in_two_splits(stage: Stage, split_documents: ArtifactRef, lsh_clusters: ArtifactRef) -> Verdict:
     """Each cluster, as clustering decided it, has one split over all units."""
-    cluster_of = _cluster_of_documents(stage, split_documents, lsh_clusters)
-    rows = [(cluster_of[doc_id], split) for doc_id, split in _split_of_documents(stage, split_documents)]
-    clusters = len({cluster for cluster, _ in rows})
-    return verdict_of("one split a cluster", _in_two_splits("cluster", rows), f"{clusters:,} clusters")
+    decided = _decided(stage, split_documents, lsh_clusters)
+    parts = [(decided.rows_of(doc_ids), splits) for doc_ids, splits in _documents_in_splits(stage, split_documents)]
+    rows, splits = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    cluster_ids = decided.cluster_ids[rows]
+    del decided
+    violations, clusters = _in_two_splits("cluster", cluster_ids, splits)
+    return verdict_of("one split a cluster", violations, f"{clusters:,} clusters")
 
 
 def no_reference_text_is_in_validation(
@@ -58,18 +70,19 @@ def no_reference_text_is_in_validation(
 
     Bands are compared again as the signatures' raw bytes; the hits that clustering recorded are not believed.
     """
-    cluster_of = _cluster_of_documents(stage, split_documents, lsh_clusters)
-    judged = [row for row in _split_of_documents(stage, split_documents) if row[1] != SPLITS[0]]
+    parts = list(_documents_in_splits(stage, split_documents, SPLITS[1:]))
+    splits = np.concatenate([splits for _, splits in parts])
+    judged = joined(doc_ids for doc_ids, _ in parts)
     near = _documents_near_references(stage, reference_sets, raw_row_groups, minhash_signatures)
     for reference in stage.recipe.references:
         near |= set(stage.table(reference_sets, f"{reference.name}.parquet", ["doc_id"]).column("doc_id").to_pylist())
-    sample = sorted({doc_id for doc_id, _ in judged})[:MAX_SEARCHED]
+    sample = [doc_id.tobytes() for doc_id in np.unique(whole(judged))[:MAX_SEARCHED]]
     near |= _documents_with_runs_of_references(stage, lsh_clusters, reference_sets, raw_row_groups, sample)
-    held_out = {cluster_of[doc_id] for doc_id in near & cluster_of.keys()}
+    held_out = np.isin(whole(judged), whole(id_rows(near)))
+    held_out |= _of_their_clusters(_decided(stage, split_documents, lsh_clusters), judged, near, held_out)
     violations = [
-        f"{doc_id.hex()[:16]} of a held-out cluster is in {split}"
-        for doc_id, split in judged
-        if doc_id in near or cluster_of[doc_id] in held_out
+        f"{judged[row].tobytes().hex()[:16]} of a held-out cluster is in {SPLITS[splits[row]]}"
+        for row in np.flatnonzero(held_out).tolist()
     ]
     return verdict_of("no reference text or near copy in validation or test", violations, f"{len(judged):,} documents")
 
@@ -81,16 +94,16 @@ def _documents_near_references(
     signed, references = split_units(units_in(stage, minhash_signatures))
     if not references:
         return set()
-    corpus = Corpus(stage, units_in(stage, raw_row_groups), signed)
     wanted = np.concatenate([stage.array(unit, SIGNATURES) for unit in references])
-    numbers = _sharing_a_band(stage, signed, wanted)
+    found = _sharing_a_band(stage, signed, wanted)
     threshold, ngram = stage.recipe.dedup.verify_jaccard, stage.recipe.dedup.ngram
     if threshold is not None:
         held_out = [word_runs(text, ngram) for text in reference_texts(stage, reference_sets).to_pylist()]
-        texts = corpus.rows(np.array(numbers, np.int64), ["text"]).column("text").to_pylist()
+        corpus = Corpus(stage, units_in(stage, raw_row_groups), signed)
+        texts = corpus.rows(np.array(list(found), np.int64), ["text"]).column("text").to_pylist()
         alike = _alike_to_some((word_runs(text, ngram) for text in texts), held_out, threshold)
-        numbers = [number for number, is_alike in zip(numbers, alike, strict=True) if is_alike]
-    return {corpus.doc_ids[number].tobytes() for number in numbers}
+        return {doc_id for doc_id, is_alike in zip(found.values(), alike, strict=True) if is_alike}
+    return set(found.values())
 
 
 def _alike_to_some(texts: Iterable[Runs], others: Sequence[Runs], threshold: float) -> Iterator[bool]:
@@ -104,22 +117,24 @@ def _alike_to_some(texts: Iterable[Runs], others: Sequence[Runs], threshold: flo
         yield any(are_alike(runs, others[place], threshold) for place in places)
 
 
-def _sharing_a_band(stage: Stage, signed: list[ArtifactRef], wanted: npt.NDArray[np.uint32]) -> list[int]:
-    """Numbers of the documents that agree with one of the wanted signatures in a band, ascending."""
+def _sharing_a_band(stage: Stage, signed: list[ArtifactRef], wanted: npt.NDArray[np.uint32]) -> dict[int, bytes]:
+    """Numbers and doc_ids of the documents that agree with one of the wanted signatures in a band, ascending."""
     rows_per_band = minhash_params(stage.recipe).rows_per_band
     wanted = wanted[(wanted != 0xFFFFFFFF).any(axis=1)]
-    found: set[int] = set()
+    found: dict[int, bytes] = {}
     first = 0
     for unit in signed:
-        signatures = stage.array(unit, SIGNATURES)
+        signatures, doc_ids = stage.array(unit, SIGNATURES), stage.array(unit, SIGNED_IDS)
+        shares = np.zeros(len(signatures), np.bool_)
         for start in range(0, signatures.shape[1], rows_per_band):
             texts, banned = (
-                np.ascontiguousarray(values[:, start : start + rows_per_band]).view(f"V{4 * rows_per_band}").ravel()
+                whole(np.ascontiguousarray(values[:, start : start + rows_per_band]).view(np.uint8))
                 for values in (signatures, wanted)
             )
-            found.update((np.flatnonzero(np.isin(texts, banned)) + first).tolist())
+            shares |= np.isin(texts, banned)
+        found |= {first + row: doc_ids[row].tobytes() for row in np.flatnonzero(shares).tolist()}
         first += len(signatures)
-    return sorted(found)
+    return found
 
 
 def _documents_with_runs_of_references(
@@ -135,13 +150,42 @@ def _documents_with_runs_of_references(
     return {doc_id for doc_id, text in texts.items() if any(items_in(text, runs) for runs in searched)}
 
 
-def _cluster_of_documents(stage: Stage, split_documents: ArtifactRef, lsh_clusters: ArtifactRef) -> dict[bytes, bytes]:
-    slices = [
-        stage.table(lsh_clusters, slice_name(unit.unit), ["doc_id", "cluster_id"])
-        for unit in units_in(stage, split_documents)
-    ]
-    table = pa.concat_tables(slices)
-    return dict(zip(table.column("doc_id").to_pylist(), table.column("cluster_id").to_pylist(), strict=True))
+@dataclass(frozen=True)
+class _Decided:
+    """Every row's document and cluster, as clustering decided, and the rows by doc_id: 72 bytes a row."""
+
+    doc_ids: U8  # [n, 32]
+    by_doc_id: I64  # [n]
+    cluster_ids: U8  # [n, 32]
+
+    def rows_of(self, doc_ids: U8) -> I64:
+        """The row of each document; InvariantBroken where there is none."""
+        rows = find_rows(self.doc_ids, self.by_doc_id, doc_ids)
+        if (rows < 0).any():
+            lost = doc_ids[np.argmax(rows < 0)].tobytes().hex()[:16]
+            raise InvariantBroken(
+                f"split_documents: expected documents that lsh_clusters decided about, found {lost}, of which it says"
+                " nothing. Materialize split_documents again."
+            )
+        return rows
+
+
+def _decided(stage: Stage, split_documents: ArtifactRef, lsh_clusters: ArtifactRef) -> _Decided:
+    names = [slice_name(unit.unit) for unit in units_in(stage, split_documents)]
+    doc_ids, cluster_ids = (
+        joined(doc_id_matrix(stage.table(lsh_clusters, name, [column]).column(column)) for name in names)
+        for column in ("doc_id", "cluster_id")
+    )
+    return _Decided(doc_ids, sorted_rows(doc_ids), cluster_ids)
+
+
+def _of_their_clusters(decided: _Decided, judged: U8, near: Iterable[bytes], is_near: Flags) -> Flags:
+    """Whether a judged document, if not near a reference itself, is of the cluster of one that is."""
+    rows = find_rows(decided.doc_ids, decided.by_doc_id, id_rows(near))
+    held_out = whole(decided.cluster_ids[rows[rows >= 0]])
+    found = np.zeros(len(judged), np.bool_)
+    found[~is_near] = np.isin(whole(decided.cluster_ids[decided.rows_of(judged[~is_near])]), held_out)
+    return found
 
 
 def every_kept_document_has_a_split_or_a_reason(
@@ -157,16 +201,16 @@ def every_kept_document_has_a_split_or_a_reason(
     full budgets, that they are full, and were not before the last round.
     """
     violations, documents = [], 0
-    lengths: list[int] = []
-    scores: list[float | None] = []
+    lengths: list[I64] = []
+    scores: list[Scores] = []
     counted: Counter[str] = Counter()
     units = [units_in(stage, asset) for asset in (split_documents, document_tokens, raw_row_groups)]
     for unit, tokens, raw in zip(*units, strict=True):
         expected = _expected_rows(stage, tokens, raw, lsh_clusters)
         table = stage.table(unit, TABLE_NAME)
         documents += table.num_rows
-        lengths += expected.column("num_tokens").to_pylist()
-        scores += stage.table(raw, ROWS_NAME, ["score"]).column("score").take(_rows_of(stage, tokens)).to_pylist()
+        lengths.append(expected.column("num_tokens").to_numpy())
+        scores.append(stage.table(raw, ROWS_NAME, ["score"]).column("score").take(_rows_of(stage, tokens)).to_numpy())
         wanted, found = expected.to_pylist(), table.to_pylist()
         if len(found) != len(wanted):
             violations.append(f"{unit.unit}: {len(wanted):,} documents tokenized, {len(found):,} in the table")
@@ -179,7 +223,7 @@ def every_kept_document_has_a_split_or_a_reason(
         for name, count in stated.items()
         if count != counted[name]
     ]
-    violations += _misstated_floors(stage, split_documents, lengths, scores)
+    violations += _misstated_floors(stage, split_documents, np.concatenate(lengths), np.concatenate(scores))
     violations += _misread_rounds(stage, split_documents, raw_row_groups)
     return verdict_of(
         "tokenized documents = documents with a split + unused with a reason", violations, f"{documents:,} documents"
@@ -187,6 +231,7 @@ def every_kept_document_has_a_split_or_a_reason(
 
 
 Rows = Sequence[Mapping[str, Any]]
+Scores = npt.NDArray[np.float64]
 
 
 def _faulty_rows(wanted: Rows, found: Rows, min_tokens: int) -> Iterator[str]:
@@ -215,10 +260,8 @@ def _counts_of(wanted: Rows, found: Rows) -> Counter[str]:
     return counted
 
 
-def _misstated_floors(
-    stage: Stage, split_documents: ArtifactRef, lengths: Sequence[int], scores: Sequence[float | None]
-) -> list[str]:
-    """Numbers of the plan's table of floors that are not what lengths and scores say."""
+def _misstated_floors(stage: Stage, split_documents: ArtifactRef, lengths: I64, scores: Scores) -> list[str]:
+    """Numbers of the plan's table of floors that are not what lengths and scores (NaN for none) say."""
     (plan,) = stage.open(split_documents)[1].inputs["plans"]
     folder = stage.store.root / split_documents.asset / plan["unit"] / plan["identity"]
     violations = []
@@ -226,14 +269,14 @@ def _misstated_floors(
     if [row["floor"] for row in rows if row["is_chosen"]] != [stage.recipe.splits.min_tokens]:
         violations.append(f"floors: expected the recipe's, {stage.recipe.splits.min_tokens:,}, as the chosen one")
     for row in rows:
-        below = [number for number, length in enumerate(lengths) if length < row["floor"]]
-        documents, tokens = len(below), sum(lengths[number] for number in below)
+        is_below = lengths < row["floor"]
+        documents, tokens = int(is_below.sum()), int(lengths[is_below].sum())
         wanted = {
             "documents": documents,
             "tokens": tokens,
             "share_of_documents": documents / len(lengths),
-            "share_of_tokens": tokens / sum(lengths),
-            "mean_score": _mean([scores[number] for number in below]),
+            "share_of_tokens": tokens / int(lengths.sum()),
+            "mean_score": _mean(scores[is_below]),
             "mean_score_of_all": _mean(scores),
         }
         violations += [
@@ -268,9 +311,9 @@ def _misread_rounds(stage: Stage, split_documents: ArtifactRef, raw_row_groups: 
     return violations
 
 
-def _mean(scores: Sequence[float | None]) -> float | None:
-    known = [score for score in scores if score is not None and isfinite(score)]
-    return fsum(score / len(known) for score in known) if known else None
+def _mean(scores: Scores) -> float | None:
+    known = scores[np.isfinite(scores)]
+    return fsum(known / len(known)) if len(known) else None
 
 
 def _are_equal(wanted: float | None, found: float | None) -> bool:
@@ -351,23 +394,36 @@ def _is_asked_for(stage: Stage, split: str) -> bool:
     return any(getattr(assignment, f"{split}_{kind}", 0) for kind in ("fraction", "tokens"))
 
 
-def _split_of_documents(stage: Stage, split_documents: ArtifactRef) -> list[tuple[bytes, str]]:
-    """doc_id and split of every document that is in a split."""
-    tables = [stage.table(unit, TABLE_NAME, ["doc_id", "split"]) for unit in units_in(stage, split_documents)]
-    table = pa.concat_tables(tables)
-    pairs = zip(table.column("doc_id").to_pylist(), table.column("split").to_pylist(), strict=True)
-    return [(doc_id, split) for doc_id, split in pairs if split in SPLITS]
+def _documents_in_splits(
+    stage: Stage, split_documents: ArtifactRef, names: Sequence[str] = SPLITS
+) -> Iterator[tuple[U8, npt.NDArray[np.int8]]]:
+    """Unit after unit, the doc_ids of the documents in some splits, uint8[n, 32], and the splits' places in SPLITS."""
+    for unit in units_in(stage, split_documents):
+        table = stage.table(unit, TABLE_NAME, ["doc_id", "split"])
+        table = table.filter(pc.is_in(table.column("split"), pa.array(names)))
+        splits = pc.index_in(table.column("split"), pa.array(SPLITS))
+        yield doc_id_matrix(table.column("doc_id")), np.asarray(splits, np.int8)
 
 
-def _in_two_splits(what: str, rows: Iterable[tuple[bytes, str]]) -> list[str]:
-    splits: defaultdict[bytes, set[str]] = defaultdict(set)
-    for value, split in rows:
-        splits[value].add(split)
-    return [
-        f"{what} {value.hex()[:16]} is in {' and '.join(sorted(names))}"
-        for value, names in splits.items()
-        if len(names) > 1
+def _in_two_splits(what: str, values: U8, splits: npt.NDArray[np.int8]) -> tuple[list[str], int]:
+    """The values that are in several splits, in words, by their first rows; and how many values there are.
+
+    Sorted, a value's rows lie together: one split is the smallest and the largest of them.
+    """
+    by_value = sorted_rows(values)
+    starts = np.flatnonzero(run_starts(values, by_value))
+    ordered = splits[by_value]
+    torn = np.empty(0, np.int64)
+    if len(starts):
+        torn = np.flatnonzero(np.minimum.reduceat(ordered, starts) != np.maximum.reduceat(ordered, starts))
+    torn = torn[np.argsort(by_value[starts[torn]])]
+    ends = np.append(starts[1:], len(ordered))
+    violations = [
+        f"{what} {values[by_value[start]].tobytes().hex()[:16]} is in"
+        f" {' and '.join(sorted(SPLITS[split] for split in np.unique(ordered[start:end])))}"
+        for start, end in zip(starts[torn].tolist(), ends[torn].tolist(), strict=True)
     ]
+    return violations, len(starts)
 
 
 LEAK = "a validation loss would measure memory. Materialize split_documents again; nothing downstream may be used."

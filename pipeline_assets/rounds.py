@@ -2,11 +2,11 @@
 
 A round is one unit. After each one, what was read is planned as the splits will plan it: identical texts once, floor,
 assignment, budgets. Promise: the documents used are those that reading everything would use, whatever the size of a
-round; the number of rounds is in the manifest. Cost: what is read is tokenized once more, and its lengths stay; each
-round plans the documents of all rounds before it again.
+round; the number of rounds is in the manifest. Cost: what is read is tokenized once more, and its lengths and ids stay,
+72 bytes a document; each round plans the documents of all rounds before it again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from resources.artifact_store import ArtifactRef
 from resources.tables import write_array
 from resources.tokenizer import Tokenizer
 from training_io.errors import InvariantBroken
+from training_io.hashing import DOC_ID_BYTES
 
 ROUNDS_VERSION = 1
 LENGTHS_NAME = "length.npy"  # int64[n]: tokens of each row's text, EOS included
@@ -38,9 +39,9 @@ def read_until_full(stage: Stage, units: Sequence[Unit], read: Callable[[Unit], 
     """The first of the units in source order, read one by one: as many as fill every budget, or all."""
     tokenizer = _tokenizer_of(stage)
     documents: list[Documents] = []
-    seen: set[bytes] = set()
-    for number, unit in enumerate(units, 1):
-        documents.append(_new_documents(_documents_of(stage, tokenizer, read(unit)), seen))
+    rounds = (_documents_of(stage, tokenizer, read(unit)) for unit in units)
+    for number, new in enumerate(_new_documents(rounds), 1):
+        documents.append(new)
         stats = _planned(stage.recipe, documents)
         stage.say(f"raw_row_groups: round {number:,} of at most {len(units):,}: {_in_words(stage.recipe, stats)}")
         if all(stats.filled.values()):
@@ -51,8 +52,7 @@ def read_until_full(stage: Stage, units: Sequence[Unit], read: Callable[[Unit], 
 def counts_of_rounds(stage: Stage, parts: Sequence[ArtifactRef]) -> dict[str, Any]:
     """How many rounds were read and which budgets they fill; a warning where the source ended before they were full."""
     tokenizer = _tokenizer_of(stage)
-    seen: set[bytes] = set()
-    documents = [_new_documents(_documents_of(stage, tokenizer, part), seen) for part in parts]
+    documents = list(_new_documents(_documents_of(stage, tokenizer, part) for part in parts))
     stats = _planned(stage.recipe, documents)
     if not all(stats.filled.values()):
         stage.warn(
@@ -92,15 +92,18 @@ def _documents_of(stage: Stage, tokenizer: Tokenizer, unit: ArtifactRef) -> Docu
     return doc_ids, stage.array(lengths, LENGTHS_NAME)
 
 
-def _new_documents(documents: Documents, seen: set[bytes]) -> Documents:
-    """Those that were not seen before, each once; they are seen now."""
-    doc_ids, lengths = documents
-    rows = []
-    for row, doc_id in enumerate(whole_rows(doc_ids).tolist()):
-        if doc_id not in seen:
-            seen.add(doc_id)
-            rows.append(row)
-    return doc_ids[rows], lengths[rows]
+def _new_documents(rounds: Iterable[Documents]) -> Iterator[Documents]:
+    """Of each round those that were in none before, each once; the ids of all are held sorted, 32 bytes each."""
+    seen = whole_rows(np.empty((0, DOC_ID_BYTES), np.uint8))
+    for doc_ids, lengths in rounds:
+        ids, rows = np.unique(whole_rows(doc_ids), return_index=True)
+        places = np.searchsorted(seen, ids)
+        is_new = np.ones(len(ids), np.bool_)
+        inside = np.flatnonzero(places < len(seen))
+        is_new[inside] = seen[places[inside]] != ids[inside]
+        seen = np.insert(seen, places[is_new], ids[is_new])
+        new = np.sort(rows[is_new])
+        yield doc_ids[new], lengths[new]
 
 
 def _planned(recipe: Recipe, documents: Sequence[Documents]) -> SplitStats:
