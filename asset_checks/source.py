@@ -4,6 +4,7 @@ import hashlib
 
 import pyarrow.parquet as pq
 
+from asset_checks.row_filters import filter_violations, num_excluded, num_filtered, num_looked_at
 from asset_checks.verdicts import Verdict, law, verdict_of
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage, units_in
@@ -15,20 +16,28 @@ LEFT_OUT = ("null_text", "empty_text", "invalid_utf8")
 def every_source_row_is_used_or_counted(stage: Stage, raw_row_groups: ArtifactRef) -> Verdict:
     """Rows that the source's footers promise = rows in the written table + rows left out, unit by unit.
 
-    And the units together hold each row group of the selected stripes of each file, once; where reading stopped at
-    full budgets, the last file may end early.
+    What a filter removed is recounted from the removed rows, which must fail it, as no used row may. And the units
+    together hold each row group of the selected stripes of each file, once; where reading stopped at full budgets, the
+    last file may end early.
     """
     units, filled = units_in(stage, raw_row_groups), stage.open(raw_row_groups)[1].counts.get("budgets_filled")
     violations, promised = _row_groups_left_out(stage, units, may_end_early=bool(filled) and all(filled.values())), 0
     for unit in units:
         written = pq.read_metadata(stage.folder(unit) / ROWS_NAME).num_rows
-        left_out = sum(unit.counts[reason] for reason in LEFT_OUT)
+        filtered = num_filtered(stage, unit)
+        left_out = sum(unit.counts[reason] for reason in LEFT_OUT) + filtered + num_excluded(unit)
         promised += unit.counts["rows_in_footer"]
         if written + left_out != unit.counts["rows_in_footer"]:
             violations.append(
                 f"{unit.unit}: expected {unit.counts['rows_in_footer']:,} rows, found {written:,} used"
                 f" and {left_out:,} left out"
             )
+        elif (looked_at := num_looked_at(stage, unit)) != written + filtered:
+            violations.append(
+                f"{unit.unit}: expected {written + filtered:,} rows, used or filtered, in what was sampled,"
+                f" found {looked_at:,}"
+            )
+        violations += filter_violations(stage, unit)
     return verdict_of(
         "rows in the source's footers = rows used + rows left out with a reason", violations, f"{promised:,} rows"
     )

@@ -23,6 +23,7 @@ OPTIONAL_COLUMNS = {
     "language_score": pa.float64(),
     "score": pa.float64(),
 }
+MEASURED_COLUMNS = {"int_score": pa.int32()}  # looked at while rows are read, and not kept
 UNREADABLE = (pa.ArrowInvalid, pa.ArrowNotImplementedError)  # of a cast: for this value, for this type
 
 
@@ -87,8 +88,7 @@ def clean_rows(table: pa.Table, *, pool: str, file: str, row_group: int) -> tupl
     }
     invalid_values = 0
     for name, kind in OPTIONAL_COLUMNS.items():
-        column = table.column(name) if name in table.column_names else pa.chunked_array([pa.nulls(table.num_rows)])
-        values, is_lost = _optional(column, kind)
+        values, is_lost = _optional(_column_of(table, name), kind)
         columns[name] = values.take(pa.array(rows))
         invalid_values += int(is_lost[rows].sum())
     stats = RowStats(
@@ -104,6 +104,18 @@ def clean_rows(table: pa.Table, *, pool: str, file: str, row_group: int) -> tupl
         invalid_values=invalid_values,
     )
     return pa.table(columns), stats
+
+
+def measured_columns(table: pa.Table, rows: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
+    """Some rows' values of MEASURED_COLUMNS in a table as read; absent ones and those that cannot be read are null."""
+    return {
+        name: _optional(_column_of(table, name), kind)[0].take(pa.array(rows))
+        for name, kind in MEASURED_COLUMNS.items()
+    }
+
+
+def _column_of(table: pa.Table, name: str) -> pa.ChunkedArray:
+    return table.column(name) if name in table.column_names else pa.chunked_array([pa.nulls(table.num_rows)])
 
 
 def _optional(column: pa.ChunkedArray, kind: pa.DataType) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
