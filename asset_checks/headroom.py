@@ -1,10 +1,13 @@
 """Promise: it is known before training whether its steps read any token twice."""
 
+import numpy as np
+
 from asset_checks.verdicts import Verdict, law
 from pipeline_assets.recipe import Windows
 from pipeline_assets.stripes import Stage
-from pipeline_assets.transforms.headroom import Headroom
+from pipeline_assets.transforms.headroom import Headroom, pool_headroom
 from resources.artifact_store import ArtifactRef
+from training_io.ledger import cumulative_tokens
 from training_io.plan import Plan, load_plan
 
 
@@ -13,6 +16,8 @@ def tokens_suffice_for_the_training_steps(stage: Stage, packing_plan: ArtifactRe
     training = stage.recipe.training
     plan = load_plan(stage.folder(packing_plan), "train", allow_quarantined=stage.is_judging)
     expected = f"tokens for {training.steps:,} steps without reading one twice"
+    if plan.stages:
+        return _mixture_suffices(plan, training.steps)
     headroom = (
         headroom_of_packs(plan, training.steps)
         if training.windows is None
@@ -32,6 +37,40 @@ def tokens_suffice_for_the_training_steps(stage: Stage, packing_plan: ArtifactRe
         examples=[{"violation": found}] if headroom.num_repeated else [],
         numbers={"headroom": headroom.ratio, "passes": headroom.passes},
     )
+
+
+def _mixture_suffices(plan: Plan, steps: int) -> Verdict:
+    """The mixture's own tokens against the steps', and how often the steps read each pool."""
+    step_targets = np.asarray(plan.pack_targets, dtype=np.int64)[plan.schedule]
+    whole, rest = divmod(steps, plan.num_steps)
+    headroom = Headroom(
+        available=int(step_targets.sum()),
+        needed=whole * int(step_targets.sum()) + int(step_targets[: rest * plan.packs_per_step].sum()),
+    )
+    pools = pools_of_mixture(plan, steps)
+    passes = ", ".join(f"{pool} {one.passes:.2f}" for pool, one in pools.items())
+    return Verdict(
+        expected=f"a mixture of at least {steps:,} steps",
+        found=f"{plan.num_steps:,} steps of a mixture for {steps:,} of training, which read pools this often: {passes}",
+        num_violations=headroom.num_repeated,
+        examples=[
+            {"pool": pool, "unique tokens": one.available, "tokens to read": one.needed, "passes": one.passes}
+            for pool, one in pools.items()
+        ],
+        numbers={"headroom": headroom.ratio, **{f"{pool}_passes": one.passes for pool, one in pools.items()}},
+    )
+
+
+def pools_of_mixture(plan: Plan, steps: int) -> dict[str, Headroom]:
+    """Each pool's tokens against what that many steps of the mixture read of it, over and over if need be."""
+    doc, start, end = plan.locate(plan.order)
+    inventory = np.bincount(plan.index.pools[doc], end - start, len(plan.index.pool_names)).astype(np.int64)
+    whole, rest = divmod(steps, plan.num_steps)
+    planned = {
+        pool: whole * int(tokens[-1]) + (int(tokens[rest - 1]) if rest else 0)
+        for pool, tokens in cumulative_tokens(plan).items()
+    }
+    return pool_headroom(dict(zip(plan.index.pool_names, inventory.tolist(), strict=True)), planned)
 
 
 def headroom_of_packs(plan: Plan, steps: int) -> Headroom:
@@ -56,6 +95,7 @@ CHECKS = [
         tokens_suffice_for_the_training_steps,
         blocking=False,
         description="Warns when the recipe's steps read more tokens than the training split has, so that some are "
-        "trained on again: lower training.steps or read more of the source, unless repeats are wanted.",
+        "trained on again: lower training.steps or read more of the source, unless repeats are wanted. With a mixture, "
+        "warns when training asks for more steps than the mixture has, and says how often each pool is read.",
     ),
 ]

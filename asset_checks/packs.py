@@ -10,7 +10,9 @@ from training_io.plan import Plan, load_plan
 
 
 def every_pair_comes_exactly_once(stage: Stage, packing_plan: ArtifactRef) -> Verdict:
-    """Counted on token positions: each token but a document's last is an input of the plan exactly once."""
+    """Counted on token positions: each token but a document's last is trained as an input exactly once, and repeated
+    only as the plan's overlap says.
+    """
     return _recount(
         stage,
         packing_plan,
@@ -21,7 +23,7 @@ def every_pair_comes_exactly_once(stage: Stage, packing_plan: ArtifactRef) -> Ve
 
 
 def no_pack_is_over_capacity(stage: Stage, packing_plan: ArtifactRef) -> Verdict:
-    """The lengths of a pack's segments sum to its recorded targets, at most the capacity."""
+    """The lengths of a pack's segments sum to at most the capacity, their trained inputs to its recorded targets."""
     return _recount(
         stage,
         packing_plan,

@@ -6,12 +6,14 @@ it is complete and verifiable with numpy alone.
 """
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import numpy as np
 
+from pipeline_assets.recipe import Packs
 from pipeline_assets.report import asset_metadata
 from pipeline_assets.source import pool_names
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized, units_in
@@ -20,10 +22,11 @@ from resources.artifact_store import ArtifactRef, link_or_copy
 from resources.tables import write_json
 from training_io.document_index import read_index
 from training_io.handoff import PACKAGE_FORMAT, PACKAGE_NAME, TOKENIZER_NAME
+from training_io.ledger import ledger_of
 from training_io.plan import load_plan, splits_of
 from training_io.sampler import Sampler
 
-HANDOFF_VERSION = 2
+HANDOFF_VERSION = 3
 LONG_DOCUMENTS = {
     "cut": "cut into segments of max_seq_len inputs, one token of look-ahead for targets",
     "refuse": "none: every document has at most max_seq_len inputs",
@@ -103,13 +106,18 @@ def _describe(
             "eos_id": tokenizer.counts["eos_id"],
             "end_of_document": "one EOS after each document, as a target only; no target after it",
             "max_seq_len": recipe.packs.max_seq_len,
-            "long_documents": LONG_DOCUMENTS[recipe.packs.long_documents],
+            "long_documents": _long_documents(recipe.packs),
+            "overlap": recipe.packs.overlap,
             "attention": "causal within a segment; never across segments, whether of one document or of two",
             "positions": "restart at 0 in every segment",
             "loss": "summed cross-entropy over a step's targets, divided by their number",
             "padding": "none",
         },
         "quotas": {split: _tokens_by_pool(shards, split, pool_names(recipe)) for split in plans},
+        "mixture": {
+            "stages": [asdict(stage) for stage in plans["train"].stages],
+            "ledger": [asdict(row) for row in ledger_of(plans["train"])],
+        },
         "counting_rules": "tokens include one EOS a document; targets are a planned document's tokens less one",
         "sampling": {
             "strategy": recipe.packs.strategy,
@@ -120,6 +128,14 @@ def _describe(
         "reading_state": {split: Sampler(plan).state_dict() for split, plan in plans.items() if plan.num_packs},
         "self_test": {"documents": _tiny_documents(stage, tokenizer)},
     }
+
+
+def _long_documents(packs: Packs) -> str:
+    """What becomes of them, and what of the inputs that segments have in common."""
+    rule = LONG_DOCUMENTS[packs.long_documents]
+    if not packs.overlap:
+        return rule
+    return f"{rule}; all but the first repeat the {packs.overlap:,} inputs before theirs, which are read, not trained"
 
 
 def _source_files(stage: Stage, raw_row_groups: ArtifactRef) -> list[dict[str, Any]]:

@@ -219,8 +219,9 @@ def _counted_apart(plan: Plan) -> dict[str, Any]:
         "packs": plan.num_packs,
         "tokens": plan.index.num_tokens,
         "targets": plan.num_targets,
-        "free_slots": plan.num_packs * plan.capacity - plan.num_targets,
-        "packs_above_minimum": plan.num_packs - -(-plan.num_targets // plan.capacity),
+        "repeated": plan.num_repeated,
+        "free_slots": plan.num_packs * plan.capacity - plan.num_inputs,
+        "packs_above_minimum": plan.num_packs - -(-plan.num_inputs // plan.capacity),
         "steps": plan.num_steps,
     }
 

@@ -4,21 +4,24 @@ Planning reads lengths only. Promise: every planned next-token pair exactly once
 loss denominator of each step known before it runs.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
 from pipeline_assets.layouts import ROW_LENGTHS, compared_strategies, layouts_metadata, write_layouts
+from pipeline_assets.recipe import Recipe, own_parameters
 from pipeline_assets.report import asset_metadata, rows_metadata
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
 from resources.artifact_store import ArtifactRef
 from training_io.balance import mean_overheads
 from training_io.document_index import read_index
 from training_io.hashing import derive_seed
+from training_io.mixture import MixtureStage
 from training_io.plan import Plan, ShardsReference, load_plan, plan_packs, write_plan
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 STATS_VERSION = 3
 BALANCED_RANKS = (2, 4, 8)  # shown for so many ranks
 
@@ -28,7 +31,10 @@ def build_plan(stage: Stage, token_shards: ArtifactRef) -> Sealed:
     shards = stage.folder(token_shards)
 
     def write(folder: Path) -> dict[str, Any]:
-        plans = [plan_split(stage, token_shards, name) for name in sorted(token_shards.counts["splits"])]
+        plans = [
+            plan_split(stage, token_shards, name, mixture_stages(stage.recipe) if name == "train" else ())
+            for name in sorted(token_shards.counts["splits"])
+        ]
         for plan in plans:
             write_plan(folder / plan.split, plan, shards)
         return {
@@ -44,11 +50,10 @@ def build_plan(stage: Stage, token_shards: ArtifactRef) -> Sealed:
             ],
         }
 
-    packs = stage.recipe.packs
     ref = stage.materialize(
         asset="packing_plan",
         inputs={"token_shards": {"identity": token_shards.identity, "digest": token_shards.digest}},
-        parameters={"packs": packs.model_dump(mode="json"), "seed": stage.recipe.seed},
+        parameters=own_parameters(stage.recipe, "packing_plan"),
         version=PLAN_VERSION,
         write=write,
     )
@@ -62,8 +67,8 @@ def build_plan(stage: Stage, token_shards: ArtifactRef) -> Sealed:
     return Sealed(ref=ref, metadata=metadata)
 
 
-def plan_split(stage: Stage, token_shards: ArtifactRef, split: str) -> Plan:
-    """The plan of one split: training steps accumulate, evaluation steps are one microbatch."""
+def plan_split(stage: Stage, token_shards: ArtifactRef, split: str, mixture: Sequence[MixtureStage] = ()) -> Plan:
+    """The plan of one split: training steps accumulate and may mix pools, evaluation steps are one microbatch."""
     packs = stage.recipe.packs
     folder = stage.folder(token_shards)
     return plan_packs(
@@ -71,13 +76,21 @@ def plan_split(stage: Stage, token_shards: ArtifactRef, split: str) -> Plan:
         shards=ShardsReference(path=folder, identity=token_shards.identity, digest=token_shards.digest),
         max_seq_len=packs.max_seq_len,
         long_documents=packs.long_documents,
+        overlap=packs.overlap,
         capacity=packs.capacity,
         strategy=packs.strategy,
         buffer=packs.buffer,
         packs_per_microbatch=packs.packs_per_microbatch(split),
         microbatches_per_step=packs.accumulation if split == "train" else 1,
         epoch_seed=derive_seed(stage.recipe.seed, "epochs"),
+        mixture=mixture,
     )
+
+
+def mixture_stages(recipe: Recipe) -> tuple[MixtureStage, ...]:
+    """The stages of the recipe's mixture; none without one."""
+    stages = recipe.mixture.stages if recipe.mixture else ()
+    return tuple(MixtureStage(name=stage.name, tokens=stage.tokens, shares=stage.shares) for stage in stages)
 
 
 def _as_percent(row: dict[str, Any]) -> dict[str, Any]:
@@ -93,8 +106,9 @@ def _counts(plan: Plan) -> dict[str, Any]:
         "segments": plan.num_segments,
         "packs": plan.num_packs,
         "targets": plan.num_targets,
+        "repeated": plan.num_repeated,
         "steps": plan.num_steps,
-        "utilisation": plan.num_targets / slots if slots else 1.0,
+        "utilisation": plan.num_inputs / slots if slots else 1.0,
     }
 
 

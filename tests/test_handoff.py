@@ -32,12 +32,19 @@ def test_a_whole_package_passes(package):
     assert verify(package[0]).violations == []
 
 
-@pytest.mark.parametrize(("long_documents", "rule"), [("cut", "cut into segments"), ("divert", "in no plan")])
-def test_a_package_says_what_became_of_long_documents_and_no_path_of_this_machine(tmp_path, long_documents, rule):
+@pytest.mark.parametrize(
+    ("packing", "rule"),
+    [
+        ({"packs.long_documents": "cut"}, "cut into segments"),
+        ({"packs.long_documents": "divert"}, "in no plan"),
+        ({"packs.overlap": 5}, "all but the first repeat the 5 inputs before theirs, which are read, not trained"),
+    ],
+)
+def test_a_package_says_what_became_of_long_documents_and_no_path_of_this_machine(tmp_path, packing, rule):
     folder = small_corpus.write_corpus(tmp_path)
     (folder / "other.json").write_bytes(train_tokenizer([small_corpus.HELD_OUT], 300))
     candidate = {"name": "other", "path": "other.json", "eos": "<|endoftext|>"}
-    changes = {"tokenizer_report": {"candidates": [candidate]}, "packs.long_documents": long_documents}
+    changes = {"tokenizer_report": {"candidates": [candidate]}, **packing}
     package = small_corpus.build(small_corpus.write_recipe(folder, changes), folder / "home").folder("handoff_package")
     assert rule in read_package(package)["sequence_rules"]["long_documents"]
     for name in ("package.json", "manifest.json"):

@@ -1,5 +1,6 @@
 """The tables of packing_stats, each number recounted on rows written out cell by cell, and the page that shows them."""
 
+import dataclasses
 import json
 
 import naive_batches as naive
@@ -61,6 +62,15 @@ def test_the_plans_own_row_is_the_plan(stats):
     assert row["documents_cut"] == sum(length > MAX_SEQ_LEN for length in TEXT_LENGTHS)
 
 
+def test_the_plans_own_row_is_not_packed_again(tmp_path):
+    (plan, validation), (tight, _) = plans_of(tmp_path / "one", "padded"), plans_of(tmp_path / "other", "oldest_first")
+    assert plan.num_packs > tight.num_packs
+    (tmp_path / "out").mkdir()
+    _, tables = written(tmp_path / "out", [dataclasses.replace(plan, strategy="oldest_first"), validation])
+    row = next(row for row in tables["layouts"] if row["layout"] == "oldest_first")
+    assert (row["rows"], row["tokens"]) == (plan.num_packs, plan.num_targets)
+
+
 def test_documents_that_the_plan_diverts_are_in_no_layout(tmp_path):
     _, tables = written(tmp_path, plans_of(tmp_path, "oldest_first", long_documents="divert"))
     planned = [length for length in TEXT_LENGTHS if length <= MAX_SEQ_LEN]
@@ -70,6 +80,20 @@ def test_documents_that_the_plan_diverts_are_in_no_layout(tmp_path):
             assert (row["tokens"], row["documents"]) == (sum(planned), sum(length > 0 for length in planned)), row
     concatenated = next(row for row in tables["layouts"] if row["layout"] == "concatenated")
     assert concatenated["tokens"] + concatenated["tokens_left_out"] == sum(planned) + len(planned)
+
+
+def test_what_an_overlap_repeats_fills_slots_and_is_counted_apart(tmp_path):
+    overlap = 3
+    plans = plans_of(tmp_path, "oldest_first", overlap=overlap)
+    _, tables = written(tmp_path, plans)
+    walked = [row for n in TEXT_LENGTHS for row in naive.overlapping_segments(n + 1, MAX_SEQ_LEN, overlap)]
+    inputs, repeated = sum(end - start for start, end, _ in walked), sum(twice for *_, twice in walked)
+    assert repeated > 0
+    counted = tables["counted_apart"][0]
+    assert (counted["targets"], counted["repeated"]) == (sum(TEXT_LENGTHS), repeated)
+    assert counted["free_slots"] == plans[0].num_packs * CAPACITY - inputs
+    assert counted["packs_above_minimum"] == plans[0].num_packs - -(-inputs // CAPACITY)
+    assert next(row for row in tables["layouts"] if row["layout"] == "oldest_first")["tokens"] == inputs
 
 
 def test_every_layout_and_row_length_is_there(stats):
