@@ -10,12 +10,16 @@ from functools import lru_cache
 from importlib import resources as package_resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import SplitResult, urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from resources import package_corpus
 from training_io.errors import RecipeError
 from training_io.hashing import identity_of
+from training_io.mixture import token_quotas
+from training_io.model_presets import MODEL_PRESETS
 from training_io.packing import STRATEGIES
 
 BUILT_IN = ("sample", "fineweb-lab", "fineweb-edu", "mixture")
@@ -37,6 +41,10 @@ Width = Annotated[int, Field(gt=0, le=65_536)]  # two of them are the sides of o
 Share = Annotated[float, Field(ge=0, lt=1)]
 Repository = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+Revision = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$")]  # a commit, a tag or a branch
+MAX_URLS = 10_000
+MAY_BE_SECRET = {"urls", "endpoint"}  # keys whose wrong values are not shown
+ALL_PARQUET = "**/*.parquet"
 MAX_FACTOR = 1e15  # the product of two factors is still a float32
 
 
@@ -51,7 +59,7 @@ class LocalPool(Section):
 
     name: Name
     path: str
-    glob: str = "**/*.parquet"
+    glob: str = ALL_PARQUET
 
 
 class PackagesSource(Section):
@@ -76,24 +84,145 @@ class LocalSource(Section):
         return self
 
 
+class FolderSource(Section):
+    """One pool in a local folder of Parquet files."""
+
+    kind: Literal["folder"]
+    pool: Name
+    path: str
+    glob: str = ALL_PARQUET
+
+
 class HubSource(Section):
-    """A Hugging Face data set at a pinned commit, and the local folder that holds its files."""
+    """One pool in a data set of the Hugging Face Hub, at a commit or at the one that a tag or a branch names now.
+
+    `local_path` holds its files: all of them, and the Hub is not asked; or some, and what is whole there, by size and
+    SHA-256, is not fetched.
+    """
 
     kind: Literal["hub"]
-    repository: str
-    path: str
-    revision: Commit
+    repository: Repository
+    path: str = ""
+    glob: str = ALL_PARQUET
+    revision: Revision
     pool: Name
     local_path: str | None = None
+    local_copy: Literal["complete", "partial"] = "complete"
+
+    @model_validator(mode="after")
+    def _a_part_is_somewhere(self) -> "HubSource":
+        if self.local_copy == "partial" and self.local_path is None:
+            raise ValueError("expected a local_path with local_copy partial, found none; name it or remove local_copy")
+        return self
+
+
+class S3Source(Section):
+    """One pool in a bucket; credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or it needs none."""
+
+    kind: Literal["s3"]
+    pool: Name
+    bucket: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{1,254}$")]
+    prefix: str = ""
+    glob: str = ALL_PARQUET
+    endpoint: str
+    region: str = "us-east-1"
+    credentials: Literal["environment", "anonymous"] = "environment"
+
+    @model_validator(mode="after")
+    def _endpoint_is_a_host(self) -> "S3Source":
+        if _plain_url(self.endpoint).path.strip("/"):
+            raise ValueError("expected an endpoint without a path; the bucket and the prefix have keys of their own")
+        return self
+
+
+class HttpsSource(Section):
+    """One pool of files behind URLs that everyone may read, at a server that gives ranges."""
+
+    kind: Literal["https"]
+    pool: Name
+    urls: Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_URLS, strict=False)]
+
+    @model_validator(mode="after")
+    def _urls_are_plain(self) -> "HttpsSource":
+        for url in self.urls:
+            _plain_url(url)
+        if len(set(self.urls)) != len(self.urls):
+            raise ValueError("expected each URL once, found one twice; remove it")
+        return self
+
+
+def _plain_url(url: str) -> SplitResult:
+    """Its parts; ValueError, without it, where it could hold a secret: recipes are shown on pages."""
+    is_plain = url.isascii() and url.isprintable() and not set(url) & set(" <>[]")
+    parts = urlsplit(url if is_plain else "")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("expected a URL with http or https and a host; mend it")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError("expected a URL without user name, query and fragment, since recipes are shown; shorten it")
+    return parts
+
+
+PoolSource = FolderSource | HubSource | S3Source | HttpsSource
+
+
+class PoolsSource(Section):
+    """Several pools, each in a place of its own kind; their order is their priority."""
+
+    kind: Literal["pools"]
+    pools: Annotated[
+        tuple[Annotated[PoolSource, Field(discriminator="kind")], ...], Field(max_length=MAX_NAMES, strict=False)
+    ]
+
+    @model_validator(mode="after")
+    def _pool_names_are_unique(self) -> "PoolsSource":
+        if not self.pools:
+            raise ValueError("expected at least one pool, found none; add one")
+        names = [pool.pool for pool in self.pools]
+        if len(set(names)) != len(names):
+            raise ValueError(f"expected each pool name once, found {names}; rename one of them")
+        return self
+
+
+SourceNames = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=200)], ...],
+    Field(min_length=1, max_length=1_000, strict=False),
+]
+
+
+class RowFilters(Section):
+    """Which rows of a pool are used, by what the source says of them: a row fails where it says nothing.
+
+    In the order in which a row's first failure is counted; every file of the pool must have the columns looked at.
+    """
+
+    dumps: SourceNames | None = None  # of column dump
+    languages: SourceNames | None = None  # of column language
+    min_language_score: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_score: Annotated[float, Field(ge=-MAX_FACTOR, le=MAX_FACTOR)] | None = None
+    min_int_score: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The filters that there are, by name."""
+        return {name: limit for name in type(self).model_fields if (limit := getattr(self, name)) is not None}
+
+    @model_validator(mode="after")
+    def _something_is_filtered(self) -> "RowFilters":
+        if not self.limits:
+            raise ValueError(
+                f"expected at least one of {', '.join(type(self).model_fields)}; add one, or remove the pool"
+            )
+        return self
 
 
 class Reading(Section):
-    """Which row groups are read: stripes of every n-th row group, in units of about one size."""
+    """Which row groups are read: stripes of every n-th row group, in units of about one size; of them, which rows."""
 
     stripes: Annotated[int, Field(ge=1, le=MAX_STEPS_PER_FAN_OUT)]
     stripes_read: Positive
     unit_megabytes: Annotated[int, Field(gt=0, le=2_000)] = 64  # held in memory whole, its doc_ids in one 2 GiB array
     until: Literal["end", "budgets"] = "end"  # budgets: a unit at a time in source order, until splits.budgets are full
+    filters: Mapping[Name, RowFilters] = Field(default_factory=dict)  # by pool
 
     @model_validator(mode="after")
     def _reads_no_more_than_there_is(self) -> "Reading":
@@ -301,15 +430,56 @@ class Shards(Section):
     max_shard_tokens: Annotated[int, Field(gt=0, lt=2**31)] = 100_000_000
 
 
+class MixtureStage(Section):
+    """A version of the mixture: about so many tokens, divided among the pools in proportion to their shares.
+
+    A share is taken as it is written: 61.6 is 616 tenths, not the nearest binary fraction.
+    """
+
+    name: Name
+    tokens: Positive
+    shares: Annotated[Mapping[Name, str], Field(min_length=1, max_length=MAX_NAMES)]
+
+    @field_validator("shares", mode="before")
+    @classmethod
+    def _numbers_as_written(cls, shares: Any) -> Any:
+        if not isinstance(shares, Mapping):
+            return shares
+        return {pool: str(share) if type(share) in (int, float) else share for pool, share in shares.items()}
+
+    @model_validator(mode="after")
+    def _shares_are_numbers(self) -> "MixtureStage":
+        try:
+            token_quotas(list(self.shares.values()), self.tokens)
+        except RecipeError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+
+class Mixture(Section):
+    """What a training run reads of each pool, stage by stage; without it every document is read once a pass."""
+
+    stages: Annotated[tuple[MixtureStage, ...], Field(min_length=1, max_length=MAX_NAMES, strict=False)]
+
+    @model_validator(mode="after")
+    def _stage_names_are_unique(self) -> "Mixture":
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) != len(names):
+            raise ValueError(f"expected each stage's name once, found {names}; rename one of them")
+        return self
+
+
 class Packs(Section):
     """Segments, packs and microbatches.
 
     A document of more than max_seq_len inputs is cut into segments; where documents stay whole, it is refused, or
-    diverted: left out of the plan and counted.
+    diverted: left out of the plan and counted. A segment may begin with the last inputs of the one before it, to be
+    read again and not trained again.
     """
 
     max_seq_len: Length
     long_documents: Literal["cut", "refuse", "divert"] = "cut"
+    overlap: NonNegative = 0
     capacity: Length
     strategy: str
     buffer: Annotated[int, Field(gt=0, le=1_000_000)]  # looked through for each pack
@@ -344,6 +514,17 @@ class Packs(Section):
         return self
 
     @model_validator(mode="after")
+    def _overlap_is_of_cut_documents(self) -> "Packs":
+        if self.overlap >= self.max_seq_len:
+            raise ValueError(f"expected an overlap below max_seq_len, {self.max_seq_len:,}, found {self.overlap:,}")
+        if self.overlap and self.long_documents != "cut":
+            raise ValueError(
+                f"expected long_documents cut with an overlap of {self.overlap:,}, found {self.long_documents}, which"
+                " cuts none; let them be cut, or remove overlap"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_step_is_one_batch(self) -> "Packs":
         tokens = self.packs_per_microbatch("train") * self.accumulation * self.capacity
         if tokens > MAX_STEP_TOKENS:
@@ -361,7 +542,7 @@ class Packs(Section):
 
 
 class ModelShape(Section):
-    """The decoder to train."""
+    """The decoder to train: its numbers, or `preset` for those of a named shape."""
 
     d_model: Width
     num_layers: Annotated[int, Field(gt=0, le=1024)]  # what each computes is held until its gradients are known
@@ -370,6 +551,17 @@ class ModelShape(Section):
     d_ff: Width
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     positions: Literal["rotary", "learned"] = "rotary"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_of_a_preset(cls, shape: Any) -> Any:
+        """`preset: 124m` stands for the numbers of that shape, of which the other keys change some."""
+        if not isinstance(shape, Mapping) or "preset" not in shape:
+            return shape
+        name, others = shape["preset"], {key: value for key, value in shape.items() if key != "preset"}
+        if name not in list(MODEL_PRESETS):
+            raise ValueError(f"expected a preset among {', '.join(MODEL_PRESETS)}, found {name!r}")
+        return {**MODEL_PRESETS[name], **others}
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> "ModelShape":
@@ -448,6 +640,9 @@ class Training(Section):
     checkpoint_every: Positive
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, float32 on the CPU
     num_threads: Annotated[int, Field(gt=0, le=1024)] = 1  # on the CPU; the sums' order, and so the bytes, depend on it
+    attention: Literal["auto", "varlen", "flex", "sdpa"] = "auto"  # auto: varlen on a GPU in bfloat16, else sdpa
+    compile: bool = False  # one graph for all microbatches, which then have one shape; not with sdpa
+    num_ranks: Annotated[int, Field(gt=0, le=1024)] = 1  # processes that share each step, on a GPU each where there are
 
     @model_validator(mode="after")
     def _windows_are_described(self) -> "Training":
@@ -457,13 +652,27 @@ class Training(Section):
             raise ValueError(f"expected warmup_steps of at most steps, {self.steps:,}, found {self.warmup_steps:,}")
         return self
 
+    @model_validator(mode="after")
+    def _ranks_and_graphs_are_possible(self) -> "Training":
+        if self.compile and self.attention == "sdpa":
+            raise ValueError(
+                "expected attention varlen or flex with compile (sdpa takes segments one by one, so that every"
+                " microbatch is another graph), found sdpa; change attention, or remove compile"
+            )
+        if self.windows is not None and self.windows.accumulation < self.num_ranks:
+            raise ValueError(
+                f"expected num_ranks of at most windows.accumulation, {self.windows.accumulation:,}, so that each rank"
+                f" has a microbatch in each step, found {self.num_ranks:,}"
+            )
+        return self
+
 
 class Recipe(Section):
     """Everything that decides which bytes are built."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     seed: NonNegative
-    source: Annotated[PackagesSource | LocalSource | HubSource, Field(discriminator="kind")]
+    source: Annotated[PackagesSource | LocalSource | PoolSource | PoolsSource, Field(discriminator="kind")]
     reading: Reading
     references: Annotated[
         tuple[Annotated[TokenizerSample | ReferenceFile, Field(discriminator="kind")], ...],
@@ -474,6 +683,7 @@ class Recipe(Section):
     tokenizer_report: TokenizerReport = TokenizerReport()
     splits: Splits
     shards: Shards = Shards()
+    mixture: Mixture | None = None
     packs: Packs
     training: Training
 
@@ -488,6 +698,14 @@ class Recipe(Section):
                 f"tokenizer.sample: expected a reference of kind tokenizer_sample, {samples or 'none is there'},"
                 f" found {self.tokenizer.sample!r}"
             )
+        unknown = sorted(set(self.reading.filters) - set(self.pool_names))
+        if unknown:
+            raise ValueError(
+                f"reading.filters: expected filters of the pools {', '.join(self.pool_names)}, found some of"
+                f" {unknown[0]}; correct its name, or add the pool to the source"
+            )
+        if self.mixture is not None:
+            self._mixture_is_of_its_pools(self.mixture)
         if self.reading.until == "budgets":
             self._first_documents_are_enough()
         unfilled = sorted(set(self.splits.budgets) - set(self.splits.names))
@@ -497,6 +715,38 @@ class Recipe(Section):
                 " remove it, or give the split a share or tokens in splits.assignment"
             )
         return self
+
+    @property
+    def pool_names(self) -> list[str]:
+        """The source's pools in order of priority."""
+        return [pool.pool for pool in self.pools] or list(package_corpus.POOLS)
+
+    @property
+    def pools(self) -> tuple[PoolSource, ...]:
+        """Where each pool's files are, in order of priority; none for text that corpusmill writes itself."""
+        source = self.source
+        if isinstance(source, LocalSource):
+            return tuple(
+                FolderSource(kind="folder", pool=pool.name, path=pool.path, glob=pool.glob) for pool in source.pools
+            )
+        if isinstance(source, PoolsSource):
+            return source.pools
+        return () if isinstance(source, PackagesSource) else (source,)
+
+    @property
+    def source_folders(self) -> dict[str, str | None]:
+        """Where each pool's files lie, if on this machine."""
+        return {pool.pool: getattr(pool, "local_path", getattr(pool, "path", None)) for pool in self.pools}
+
+    def _mixture_is_of_its_pools(self, mixture: Mixture) -> None:
+        unknown = sorted({pool for stage in mixture.stages for pool in stage.shares} - set(self.pool_names))
+        if unknown:
+            raise ValueError(
+                f"mixture: expected shares of the pools {', '.join(self.pool_names)}, found one of {unknown[0]};"
+                " correct its name, or add the pool to the source"
+            )
+        if self.training.layout == "windows":
+            raise ValueError("mixture: expected training.layout packs, found windows, which read all pools in order")
 
     def _first_documents_are_enough(self) -> None:
         """Reading may stop early only where no later row can change what becomes of an earlier one."""
@@ -584,7 +834,8 @@ class _UniqueKeys(yaml.SafeLoader):
 
 def _one_line(where: str, problem: Any) -> str:
     location = ".".join(str(part) for part in problem["loc"]) or "recipe"
-    found = "" if isinstance(problem["input"], dict) else f", found {_shown(problem['input'])}"
+    is_hidden = isinstance(problem["input"], dict) or MAY_BE_SECRET & set(problem["loc"])
+    found = "" if is_hidden else f", found {_shown(problem['input'])}"
     expected = {"extra_forbidden": "unknown key", "missing": "required key is missing"}.get(
         problem["type"], problem["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     )
@@ -626,6 +877,7 @@ UPSTREAM: Mapping[str, tuple[str, ...]] = {
     "token_shards": ("document_tokens", "split_documents", "tokenizer"),
     "packing_plan": ("token_shards",),
     "packing_stats": ("token_shards", "packing_plan"),
+    "mixture_ledger": ("token_shards", "packing_plan"),
     "handoff_package": ("raw_row_groups", "split_documents", "tokenizer", "token_shards", "packing_plan"),
     "varlen_training_run": ("token_shards", "packing_plan"),
 }
@@ -644,6 +896,7 @@ STAGES: Mapping[str, str] = {
     "token_shards": "shards",
     "packing_plan": "packs",
     "packing_stats": "packs",
+    "mixture_ledger": "packs",
     "handoff_package": "training",
     "varlen_training_run": "training",
 }
@@ -656,9 +909,7 @@ def own_parameters(recipe: Recipe, asset: str) -> dict[str, Any]:
         # Where the files lie is not what they hold: their identity is in the units' inputs.
         "raw_row_groups": {
             **({"splits": recipe.splits, "tokenizer": recipe.tokenizer} if recipe.reading.until == "budgets" else {}),
-            "source": recipe.source.model_dump(
-                mode="json", exclude={"local_path": True, "pools": {"__all__": {"path"}}}
-            ),
+            "source": _without_places(recipe.source),
             "reading": recipe.reading,
         },
         "reference_sets": {"references": recipe.references, "seed": recipe.seed},
@@ -669,12 +920,25 @@ def own_parameters(recipe: Recipe, asset: str) -> dict[str, Any]:
         "tokenizer_report": _report_parameters(recipe),
         "split_documents": {"splits": recipe.splits, "by_cluster": recipe.dedup.splits_by_cluster},
         "token_shards": {"shards": recipe.shards},
-        "packing_plan": {"packs": recipe.packs, "seed": recipe.seed},
+        "packing_plan": {"packs": recipe.packs, "mixture": recipe.mixture, "seed": recipe.seed},
+        "mixture_ledger": {"mixture": recipe.mixture},
         "packing_stats": {"packs": recipe.packs},
         "handoff_package": {"name": recipe.name},
         "varlen_training_run": {"training": recipe.training},
     }
     return {key: _plain(value) for key, value in sections[asset].items()}
+
+
+def _without_places(source: Section) -> dict[str, Any]:
+    if isinstance(source, PoolsSource):
+        return {"kind": source.kind, "pools": [_without_places(pool) for pool in source.pools]}
+    places: dict[type[Section], Any] = {
+        LocalSource: {"pools": {"__all__": {"path"}}},
+        FolderSource: {"path"},
+        HubSource: {"local_path", "local_copy"},
+        S3Source: {"endpoint", "region", "credentials"},
+    }
+    return source.model_dump(mode="json", exclude=places.get(type(source)))
 
 
 def _signature_parameters(recipe: Recipe) -> dict[str, int]:

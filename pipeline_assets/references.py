@@ -31,14 +31,14 @@ class Pipeline:
 
     def record(self, ref: ArtifactRef, run_id: str) -> None:
         """Remember an asset's artifact for its run, and as the latest of its parameters."""
-        parameters = parameters_that_matter(self.recipe, ref.asset)
+        parameters = self._wanted(ref.asset)
         entry = json.dumps({"ref": ref.to_json(), "parameters": parameters}, sort_keys=True)
         for name in (f"run-{run_id}", f"latest-{identity_of(parameters)[:16]}", "latest"):
             replace_file(self._folder(ref.asset) / f"{name}.json", entry)
 
     def resolve(self, asset: str, run_ids: tuple[str, ...] = ()) -> ArtifactRef:
         """The artifact of `asset` that a consumer in one of these runs, else under this recipe, is to read."""
-        wanted = parameters_that_matter(self.recipe, asset)
+        wanted = self._wanted(asset)
         names = [f"run-{run_id}" for run_id in run_ids] + [f"latest-{identity_of(wanted)[:16]}", "latest"]
         for path in (self._folder(asset) / f"{name}.json" for name in names):
             if (entry := _read_entry(path)) is not None:
@@ -52,7 +52,7 @@ class Pipeline:
 
     def recorded(self, asset: str) -> Iterator[ArtifactRef]:
         """What runs have recorded for `asset` with this recipe's parameters, the latest record first."""
-        wanted = parameters_that_matter(self.recipe, asset)
+        wanted = self._wanted(asset)
         paths = self._folder(asset).glob("*.json")
         for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
             if (entry := _read_entry(path)) is not None and entry[1] == wanted:
@@ -61,6 +61,10 @@ class Pipeline:
     def is_made_in(self, run_id: str, asset: str) -> bool:
         """Whether this very run built the asset's artifact, or verified it by its hashes and reused it."""
         return (self._folder(asset) / f"run-{run_id}.json").exists()
+
+    def _wanted(self, asset: str) -> dict[str, Any]:
+        """What an artifact's record must say: parameters, and folders, which tell apart two sources of equal names."""
+        return {**parameters_that_matter(self.recipe, asset), "source_folders": self.recipe.source_folders}
 
     def _folder(self, asset: str) -> Path:
         return self.store.root / REFERENCES_FOLDER / asset

@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 from pandera.dtypes import immutable
 from pandera.engines import narwhals_engine
 
+from pipeline_assets.transforms.filters import FILTERS
+from pipeline_assets.transforms.sampled import COLUMNS, LENGTHS, NAMED, SCORED
 from pipeline_assets.transforms.split import REASONS, SPLITS
 from training_io.errors import InvariantBroken
 from training_io.hashing import DOC_ID_BYTES
@@ -65,6 +67,118 @@ class RawRows(Contract):
     @pap.check("doc_id")
     def _doc_id_has_32_bytes(cls, data: Any) -> bool:  # noqa: N805 - pandera's checks are class methods
         return _are_doc_ids(data)
+
+
+class FilteredRows(Contract):
+    """Usable rows of one raw unit that failed a filter of their pool, with what the filters looked at."""
+
+    row_group: pa.int32() = pap.Field(ge=0, description="Row group within the file")
+    row: pa.int32() = pap.Field(ge=0, description="Row within the row group")
+    filter: pa.string() = pap.Field(description="The first filter that the row failed", isin=list(FILTERS))
+    text_bytes: pa.int64() = pap.Field(ge=1, description="UTF-8 bytes of the row's text")
+    dump: pa.string() = pap.Field(nullable=True, description="Crawl that the document comes from")
+    language: pa.string() = pap.Field(nullable=True, description="Language code given by the source")
+    language_score: pa.float64() = pap.Field(nullable=True, description="Confidence of the language")
+    score: pa.float64() = pap.Field(nullable=True, description="Quality score given by the source")
+    int_score: pa.int32() = pap.Field(nullable=True, description="Rounded quality score given by the source")
+
+
+class SampledNames(Contract):
+    """Documents of each file by the crawl and by the language that the source gives; before filters."""
+
+    pool: pa.string() = pap.Field(description="Pool")
+    file: pa.string() = pap.Field(description="Source file, relative to its pool")
+    column: pa.string() = pap.Field(description="Column that the name is of", isin=list(NAMED))
+    name: pa.string() = pap.Field(nullable=True, description="Name as it is shown, null where a document has none")
+    documents: pa.int64() = pap.Field(ge=1, description="Usable documents")
+    text_bytes: pa.int64() = pap.Field(ge=1, description="UTF-8 bytes of their texts")
+
+
+class SampledValues(Contract):
+    """Documents of each pool by score and by length, rounded down to four significant digits; before filters."""
+
+    pool: pa.string() = pap.Field(description="Pool")
+    column: pa.string() = pap.Field(description="What the value is", isin=[*SCORED, *LENGTHS])
+    value: pa.float64() = pap.Field(description="The value, or up to a thousandth below it")
+    documents: pa.int64() = pap.Field(ge=1, description="Usable documents")
+    text_bytes: pa.int64() = pap.Field(ge=1, description="UTF-8 bytes of their texts")
+
+
+class SampledTotals(Contract):
+    """What one file's rows in one raw unit hold in each column, exactly; before filters."""
+
+    pool: pa.string() = pap.Field(description="Pool")
+    file: pa.string() = pap.Field(description="Source file, relative to its pool")
+    column: pa.string() = pap.Field(description="Column of the source, or a length", isin=[*COLUMNS, *LENGTHS])
+    is_in_file: pa.bool_() = pap.Field(description="Whether the file has the column, once")
+    with_value: pa.int64() = pap.Field(nullable=True, ge=0, description="Documents with a value; null: not read")
+    total: pa.string() = pap.Field(nullable=True, description="Exact sum of the finite values, as a fraction")
+    smallest: pa.float64() = pap.Field(nullable=True, description="Smallest finite value")
+    largest: pa.float64() = pap.Field(nullable=True, description="Largest finite value")
+
+
+class SampledColumns(Contract):
+    """What the source gives of each pool beside the text, and the texts' lengths; null where it gives nothing."""
+
+    pool: pa.string() = pap.Field(description="Pool")
+    column: pa.string() = pap.Field(description="Column of the source, or a length", isin=[*COLUMNS, *LENGTHS])
+    files: pa.int64() = pap.Field(ge=0, description="Files read that have the column")
+    files_without: pa.int64() = pap.Field(ge=0, description="Files read that have it not, or twice")
+    with_value: pa.int64() = pap.Field(nullable=True, ge=0, description="Documents with a value; null: not read")
+    without_value: pa.int64() = pap.Field(nullable=True, ge=0, description="Documents without; null: not read")
+    mean: pa.float64() = pap.Field(nullable=True, description="Mean of the finite values")
+    smallest: pa.float64() = pap.Field(nullable=True, description="Smallest finite value")
+    p1: pa.float64() = pap.Field(nullable=True, description="Value that 1 % do not exceed, four digits, rounded down")
+    p5: pa.float64() = pap.Field(nullable=True, description="The same for 5 %")
+    p25: pa.float64() = pap.Field(nullable=True, description="The same for 25 %")
+    p50: pa.float64() = pap.Field(nullable=True, description="The same for half: the median")
+    p75: pa.float64() = pap.Field(nullable=True, description="The same for 75 %")
+    p95: pa.float64() = pap.Field(nullable=True, description="The same for 95 %")
+    p99: pa.float64() = pap.Field(nullable=True, description="The same for 99 %")
+    largest: pa.float64() = pap.Field(nullable=True, description="Largest finite value")
+
+
+class SampledFiles(Contract):
+    """What was read of each file; documents are those before filters."""
+
+    pool: pa.string() = pap.Field(description="Pool")
+    file: pa.string() = pap.Field(description="Source file, relative to its pool")
+    row_groups: pa.int64() = pap.Field(ge=0, description="Row groups in the file")
+    row_groups_read: pa.int64() = pap.Field(ge=0, description="Row groups that were read")
+    row_groups_excluded: pa.int64() = pap.Field(ge=0, description="Not read: by its statistics no row passes")
+    documents: pa.int64() = pap.Field(ge=0, description="Usable documents")
+    text_bytes: pa.int64() = pap.Field(ge=0, description="UTF-8 bytes of their texts")
+    num_dumps: pa.int64() = pap.Field(nullable=True, ge=0, description="Crawls among them; null: no column dump")
+
+
+class SampledThresholds(Contract):
+    """What a smallest score would keep of each pool, before filters; the recipe's own is among them."""
+
+    pool: pa.string() = pap.Field(description="Pool")
+    column: pa.string() = pap.Field(description="Score that the threshold is of", isin=list(SCORED))
+    threshold: pa.float64() = pap.Field(description="Smallest score to keep")
+    is_chosen: pa.bool_() = pap.Field(description="Whether it is the recipe's filter")
+    documents: pa.int64() = pap.Field(ge=0, description="Documents that it keeps")
+    text_bytes: pa.int64() = pap.Field(ge=0, description="UTF-8 bytes of their texts")
+    share_of_documents: pa.float64() = pap.Field(ge=0, le=1, description="Of the pool's documents, 0 to 1")
+    share_of_bytes: pa.float64() = pap.Field(ge=0, le=1, description="Of the pool's text, 0 to 1")
+
+
+class RowFilterEffects(Contract):
+    """What each filter of the recipe removed of its pool."""
+
+    pool: pa.string() = pap.Field(description="Pool")
+    filter: pa.string() = pap.Field(description="Filter of the recipe", isin=list(FILTERS))
+    limit: pa.string() = pap.Field(description="The smallest value, or the names, that pass")
+    documents: pa.int64() = pap.Field(ge=0, description="Usable documents before the filters")
+    text_bytes: pa.int64() = pap.Field(ge=0, description="UTF-8 bytes of their texts")
+    removed_documents: pa.int64() = pap.Field(ge=0, description="Removed by it, and by no filter before it")
+    removed_bytes: pa.int64() = pap.Field(ge=0, description="UTF-8 bytes of their texts")
+    failing_documents: pa.int64() = pap.Field(ge=0, description="Failing it, whatever the other filters say")
+    failing_bytes: pa.int64() = pap.Field(ge=0, description="UTF-8 bytes of their texts")
+    failing_without_value: pa.int64() = pap.Field(ge=0, description="Of these, without a value, or with NaN")
+    row_groups_excluded: pa.int64() = pap.Field(ge=0, description="Not read: by its statistics no row passes")
+    rows_excluded: pa.int64() = pap.Field(ge=0, description="Rows in them")
 
 
 class References(Contract):
@@ -232,6 +346,27 @@ class SplitDocuments(Contract):
     @pap.check("doc_id", "cluster_id")
     def _doc_ids_have_32_bytes(cls, data: Any) -> bool:  # noqa: N805
         return _are_doc_ids(data)
+
+
+class MixtureLedger(Contract):
+    """What training reads of each pool in each stage. Tokens are positions that are computed, by what they predict."""
+
+    stage: pa.string() = pap.Field(description="Stage of the mixture, one_pass without one")
+    pool: pa.string() = pap.Field(description="Pool")
+    first_step: pa.int64() = pap.Field(ge=0, description="Step at which the stage takes effect")
+    first_token: pa.int64() = pap.Field(ge=0, description="Tokens of all pools read before it")
+    quota_tokens: pa.int64() = pap.Field(ge=0, description="Tokens of the pool that the stage is to read")
+    tokens: pa.int64() = pap.Field(ge=0, description="Tokens that its steps read: body, EOS and overlap")
+    body_tokens: pa.int64() = pap.Field(ge=0, description="Tokens that predict a token of the text")
+    eos_tokens: pa.int64() = pap.Field(ge=0, description="Tokens that predict the end of the document")
+    overlap_tokens: pa.int64() = pap.Field(ge=0, description="Tokens read again as context, untrained")
+    loss_tokens: pa.int64() = pap.Field(ge=0, description="Tokens with a loss: body and EOS")
+    documents_seen: pa.int64() = pap.Field(ge=0, description="Times that a document's beginning is read")
+    documents_unique: pa.int64() = pap.Field(ge=0, description="Different documents read in the stage")
+    documents_unread: pa.int64() = pap.Field(ge=0, description="Documents never read up to the stage's end")
+    inventory_tokens: pa.int64() = pap.Field(ge=0, description="Tokens of reading the pool once")
+    passes: pa.float64() = pap.Field(ge=0, description="Tokens over inventory")
+    passes_so_far: pa.float64() = pap.Field(ge=0, description="The same up to the stage's end")
 
 
 def arrow_schema(contract: type[Contract]) -> pa.Schema:

@@ -16,18 +16,28 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_assets.recipe import (
-    HubSource,
-    LocalSource,
-    Reading,
-    Recipe,
-    ReferenceFile,
-    TokenizerSample,
-    recipe_digest,
+from pipeline_assets.pools import (
+    cost_in_words,
+    network_of,
+    pools_of,
+    revision_of,
+    traffic_metadata,
+    write_run_facts,
 )
-from pipeline_assets.references import Pipeline
+from pipeline_assets.recipe import Reading, Recipe, ReferenceFile, TokenizerSample, recipe_digest
 from pipeline_assets.report import asset_metadata, rows_metadata, table_metadata
 from pipeline_assets.rounds import counts_of_rounds, parameters_of_rounds, read_until_full
+from pipeline_assets.row_filters import (
+    READ_COLUMNS,
+    Limits,
+    check_filtered_columns,
+    limits_of,
+    rows_left_out_by_filters,
+    sift_rows,
+    split_row_groups,
+)
+from pipeline_assets.sampled import write_sample, write_sampled
+from pipeline_assets.sampled_page import sampled_metadata, write_pictures
 from pipeline_assets.schemas import ROWS_NAME, RawRows, References, arrow_schema, validated
 from pipeline_assets.stripes import (
     Sealed,
@@ -53,18 +63,9 @@ from pipeline_assets.transforms.rows import (
     text_doc_ids,
 )
 from resources.artifact_store import ArtifactRef
-from resources.package_corpus import (
-    POOLS,
-    choose_texts,
-    corpus_inputs,
-    offered_texts,
-    runtime_distributions,
-    write_package_corpus,
-)
+from resources.readers import Network
 from resources.reference_file import read_texts
 from resources.row_group_source import (
-    TEXT_COLUMN,
-    PoolFolder,
     SourceFile,
     list_files,
     listing_fingerprint,
@@ -75,48 +76,13 @@ from resources.tables import write_table
 from training_io.errors import SourceError
 from training_io.hashing import derive_seed, identity_of, keyed_hash
 
-ROWS_VERSION = 2
-CORPUS_VERSION = 1
+ROWS_VERSION = 3
 REFERENCES_VERSION = 2
-COLUMNS = (TEXT_COLUMN, *OPTIONAL_COLUMNS)
 
 
 def pool_names(recipe: Recipe) -> list[str]:
     """The recipe's pools in order of priority."""
-    source = recipe.source
-    if isinstance(source, LocalSource):
-        return [pool.name for pool in source.pools]
-    return [source.pool] if isinstance(source, HubSource) else list(POOLS)
-
-
-def pool_folders(pipeline: Pipeline) -> list[PoolFolder]:
-    """The recipe's pools as local folders, in order of priority; a `packages` source is written first."""
-    source = pipeline.recipe.source
-    if isinstance(source, LocalSource):
-        return [PoolFolder(name=pool.name, folder=Path(pool.path), glob=pool.glob) for pool in source.pools]
-    if isinstance(source, HubSource):
-        if source.local_path is None:
-            raise SourceError(
-                f"source: expected a local copy of {source.repository}/{source.path} at {source.revision[:12]},"
-                " found no source.local_path in the recipe. Fetch the Parquet files and name their folder there."
-            )
-        return [PoolFolder(name=source.pool, folder=Path(source.local_path), glob="**/*.parquet")]
-    limits = {"prose": source.max_prose_bytes, "code": source.max_code_bytes}
-    texts = choose_texts(offered_texts(runtime_distributions()), limits)
-    corpus = pipeline.store.materialize(
-        asset="package_corpus",
-        inputs=corpus_inputs(texts),
-        parameters=limits,
-        version=CORPUS_VERSION,
-        write=lambda folder: write_package_corpus(folder, texts),
-    )
-    folder, _ = pipeline.store.open(corpus)
-    return [PoolFolder(name=pool, folder=folder / pool, glob="*.parquet") for pool in POOLS]
-
-
-def revision_of(pipeline: Pipeline) -> str:
-    """The data version of the source: a fingerprint of names, sizes and footers of every pool's files."""
-    return listing_fingerprint(list_files(pool_folders(pipeline)))
+    return recipe.pool_names
 
 
 def units_of_stripe(files: list[SourceFile], stripe: int, reading: Reading) -> list[tuple[SourceFile, tuple[int, ...]]]:
@@ -145,9 +111,14 @@ def unit_name(file: SourceFile, row_groups: tuple[int, ...], stripes: int) -> st
 def plan_rows(stage: Stage) -> list[Task]:
     """List the source's files and cut the selected stripes into units."""
     reading = stage.recipe.reading
-    files = list_files(pool_folders(stage.pipeline))
+    network = network_of(stage.pipeline, stage.warn)
+    files = list_files(pools_of(stage.pipeline), network)
     stage.observe("dataset_revision", listing_fingerprint(files))
-    stage.say(f"raw_row_groups: {len(files):,} files, {sum(len(file.row_groups) for file in files):,} row groups")
+    check_filtered_columns(files, stage.recipe)
+    stage.say(
+        f"raw_row_groups: {len(files):,} files, {sum(len(file.row_groups) for file in files):,} row groups"
+        f"{cost_in_words(files, network.traffic)}"
+    )
     stripes = [units_of_stripe(files, stripe, reading) for stripe in range(reading.stripes_read)]
     if reading.until == "budgets":
         stripes = [read_until_full(stage, stripes[0], lambda unit: _build_unit(stage, *unit))]
@@ -163,24 +134,31 @@ def build_rows(stage: Stage, task: Task) -> list[ArtifactRef]:
 
 
 def _build_unit(stage: Stage, file: SourceFile, row_groups: tuple[int, ...]) -> ArtifactRef:
+    limits = limits_of(stage.recipe, file.pool)
     return stage.materialize(
         asset="raw_row_groups",
         unit=unit_name(file, row_groups, stage.recipe.reading.stripes),
         inputs={"pool": file.pool, "row_groups": list(row_groups), **file.provenance},
-        parameters={"columns": list(COLUMNS)},
+        parameters={"columns": list(READ_COLUMNS), **({"filters": dict(limits)} if limits else {})},
         version=ROWS_VERSION,
-        write=lambda folder: _write_unit(folder, file, row_groups),
+        write=lambda folder: _write_unit(folder, file, row_groups, limits, network_of(stage.pipeline, stage.warn)),
     )
 
 
-def _write_unit(folder: Path, file: SourceFile, row_groups: tuple[int, ...]) -> dict[str, Any]:
-    parts = [
-        clean_rows(table, pool=file.pool, file=file.file, row_group=row_group)
-        for row_group, table in read_row_groups(file, row_groups, COLUMNS)
+def _write_unit(
+    folder: Path, file: SourceFile, row_groups: tuple[int, ...], limits: Limits, network: Network
+) -> dict[str, Any]:
+    wanted, excluded = split_row_groups(file, row_groups, limits)
+    read = [
+        (fetched, sift_rows(table, limits, pool=file.pool, file=file.file, row_group=fetched.row_group))
+        for fetched, table in read_row_groups(file, wanted, READ_COLUMNS, network)
     ]
-    table = pa.concat_tables([arrow_schema(RawRows).empty_table(), *(part for part, _ in parts)])
+    write_run_facts(folder, file, [fetched for fetched, _ in read], network.traffic)
+    parts = [part for _, part in read]
+    table = pa.concat_tables([arrow_schema(RawRows).empty_table(), *(part.rows for part in parts)])
     write_table(validated(RawRows, table), folder / ROWS_NAME)
-    stats = {name: sum(getattr(part, name) for _, part in parts) for name in RowStats.__dataclass_fields__}
+    sampled = write_sample(folder, file, parts, limits, excluded)
+    stats = {name: sum(getattr(part.stats, name) for part in parts) for name in RowStats.__dataclass_fields__}
     missing = [name for name in OPTIONAL_COLUMNS if file.columns.count(name) != 1]
     return {
         "documents": stats["rows_used"],
@@ -190,24 +168,33 @@ def _write_unit(folder: Path, file: SourceFile, row_groups: tuple[int, ...]) -> 
         "rows_in_footer": sum(file.row_groups[number].num_rows for number in row_groups),
         "row_groups_in_file": len(file.row_groups),
         "missing_columns": missing,
-        "other_columns": [name for name in file.columns if name not in COLUMNS],
+        "other_columns": [name for name in file.columns if name not in READ_COLUMNS],
+        **sampled,
     }
 
 
 def seal_rows(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
     """Seal the units as one asset and count what was read, used and left out."""
     totals = {name: sum(part.counts[name] for part in parts) for name in RowStats.__dataclass_fields__}
+    if any(limits_of(stage.recipe, pool) for pool in pool_names(stage.recipe)):
+        totals |= rows_left_out_by_filters(parts)
     if not totals["rows_used"]:
         raise SourceError(
             f"raw_row_groups: expected at least one usable document, found none in {totals['rows_read']:,} rows"
-            f" ({totals['null_text']:,} null, {totals['empty_text']:,} empty, {totals['invalid_utf8']:,} not UTF-8)."
-            " Check the source's text column and the recipe's reading section."
+            f" ({totals['null_text']:,} null, {totals['empty_text']:,} empty, {totals['invalid_utf8']:,} not UTF-8,"
+            f" {totals.get('rows_filtered', 0):,} filtered) and {totals.get('rows_excluded', 0):,} in row groups that"
+            " the filters exclude. Check the source's text column and the recipe's reading section."
         )
+
+    def write_beside(folder: Path) -> None:
+        write_sampled(stage, parts, folder)
+        write_pictures(folder)
+
     counts, inputs = {"documents": totals["rows_used"], **totals}, {}
     if stage.recipe.reading.until == "budgets":
         counts |= counts_of_rounds(stage, parts)
         inputs = {"rounds": parameters_of_rounds(stage)}
-    ref = seal_units(stage, "raw_row_groups", parts, counts, ROWS_VERSION, **inputs)
+    ref = seal_units(stage, "raw_row_groups", parts, counts, ROWS_VERSION, write_beside, **inputs)
     drift = [
         {
             "pool": part.counts["pool"],
@@ -223,6 +210,8 @@ def seal_rows(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
         **asset_metadata(stage, ref, parts),
         **table_metadata(RawRows, totals["rows_used"], sample),
         "schema_drift": rows_metadata(drift),
+        **sampled_metadata(stage, ref),
+        **traffic_metadata(stage, parts),
         "recipe": stage.recipe.name,
         "recipe_digest": recipe_digest(stage.recipe),
     }
@@ -347,7 +336,7 @@ def _parquet_texts(path: Path) -> list[str]:
 
 
 DATASET_REVISION = (
-    "Fingerprint of the source: names, sizes and Parquet footers of every file of every pool. "
+    "Fingerprint of the source: names, sizes, Parquet footers and listed content hashes of every file of every pool. "
     "The sensor and the schedule start a run when it changes."
 )
 

@@ -118,13 +118,23 @@ def tasks_of(items: Sequence[Item], name: str, max_tasks: int = MAX_STEPS_PER_FA
 
 
 def seal_units(
-    stage: Stage, asset: str, parts: list[ArtifactRef], counts: dict[str, Any], version: int, **inputs: Any
+    stage: Stage,
+    asset: str,
+    parts: list[ArtifactRef],
+    counts: dict[str, Any],
+    version: int,
+    write_beside: Callable[[Path], None] = lambda folder: None,
+    **inputs: Any,
 ) -> ArtifactRef:
-    """The asset-level artifact: its units in order, their digests as its content, their sums as its counts."""
+    """The asset-level artifact: its units in order, their digests as its content, their sums as its counts.
+
+    `write_beside` writes what else its folder holds: what follows from the units alone.
+    """
 
     def write(folder: Path) -> dict[str, Any]:
         listed = [{"unit": part.unit, "digest": part.digest, "counts": dict(part.counts)} for part in parts]
         write_json(listed, folder / UNITS_NAME)
+        write_beside(folder)
         return counts
 
     return stage.materialize(

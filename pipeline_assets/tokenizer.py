@@ -12,11 +12,11 @@ from typing import Any
 import dagster as dg
 import numpy as np
 
+from pipeline_assets.pools import network_of
 from pipeline_assets.recipe import TokenizerFile, TrainedTokenizer
 from pipeline_assets.report import asset_metadata
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
 from resources.artifact_store import ArtifactRef
-from resources.hub import hub_of_environment
 from resources.tables import read_table
 from resources.tokenizer import Tokenizer, fetch_tokenizer, load_tokenizer, train_tokenizer
 from training_io.errors import SourceError, StateMismatch
@@ -81,7 +81,7 @@ def _fetched_file(stage: Stage, given: TokenizerFile) -> Path:
     assert revision is not None
 
     def write(folder: Path) -> dict[str, Any]:
-        content = fetch_tokenizer(hub_of_environment(stage.warn), repository, revision)
+        content = fetch_tokenizer(network_of(stage.pipeline, stage.warn).hub, repository, revision)
         (folder / TOKENIZER_NAME).write_bytes(content)
         return {}
 

@@ -1,13 +1,14 @@
 """The FineWeb recipes on a local copy of files with FineWeb's schema, scaled down but otherwise as they are."""
 
-import re
+import shutil
 from pathlib import Path
 
 import pytest
 import small_corpus
 import yaml
+from file_server import serving_files
 
-from training_io.errors import SourceError, StateMismatch
+from training_io.errors import StateMismatch
 
 RECIPES = Path(__file__).parents[1] / "pipeline_assets" / "recipes"
 
@@ -65,7 +66,45 @@ def test_fineweb_edu_trains_its_tokenizer_on_the_first_documents_of_each_crawl(t
     assert built.refs["reference_sets"].counts["sets"] == {"tokenizer_sample": 8}
 
 
-@pytest.mark.parametrize("name", ["fineweb-lab", "fineweb-edu"])
-def test_without_a_local_copy_the_error_says_what_to_fetch(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SourceError, match=re.escape("found no source.local_path in the recipe")):
-        small_corpus.build(RECIPES / f"{name}.yaml", tmp_path / "home")
+def test_without_a_local_copy_the_hub_is_read_at_the_pinned_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = small_corpus.write_corpus(tmp_path)
+    (tmp_path / "files" / "sample").mkdir(parents=True)
+    (pools / "alpha").rename(tmp_path / "files" / "sample" / "10BT")
+    with serving_files(tmp_path / "files") as server:
+        server.commits = {"main": "f" * 40, "pinned": "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"}
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        built = small_corpus.build(RECIPES / "fineweb-edu.yaml", tmp_path / "home", upto="raw_row_groups")
+    # Of each file's five row groups the first, of 12 rows, and the last, of 2.
+    assert built.refs["raw_row_groups"].counts["rows_read"] == 2 * (12 + 2)
+    paths = {one.path.partition("?")[0] for one in server.log if "/datasets/" in one.path}
+    assert paths == {
+        "/api/datasets/HuggingFaceFW/fineweb-edu/tree/87f09149ef4734204d70ed1d046ddc9ca3f2b8f9/sample/10BT",
+        *(
+            f"/datasets/HuggingFaceFW/fineweb-edu/resolve/87f09149ef4734204d70ed1d046ddc9ca3f2b8f9/sample/10BT/{name}"
+            for name in ("a_000.parquet", "deep/a_001.parquet")
+        ),
+    }
+
+
+def test_the_hub_is_read_until_the_budgets_are_full(
+    tmp_path: Path, sample_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {
+        "source.local_path": None,
+        "reading.unit_megabytes": 1,
+        "tokenizer.path": str(sample_data / "tokenizers" / "gpt2.tokenizer.json"),
+        "splits.budgets": {"train": 200_000, "validation": 1_000},
+    }
+    folder = tmp_path / "files" / "sample" / "10BT"
+    folder.parent.mkdir(parents=True)
+    shutil.copytree(sample_data / "sample" / "english", folder)
+    recipe = scaled_down("fineweb-lab", tmp_path, sample_data, changes)
+    with serving_files(tmp_path / "files") as server:
+        server.commits = {"pinned": "9bb295ddab0e05d785b879661af7260fed5140fc"}
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        built = small_corpus.build(recipe, tmp_path / "home", upto="token_shards")
+    assert built.refs["token_shards"].counts["splits"]["train"]["tokens"] >= 200_000
+    sent = sum(one.sent for one in server.data())
+    assert 0 < sent < 0.6 * sum(path.stat().st_size for path in folder.rglob("*.parquet"))

@@ -42,7 +42,7 @@ VALUES = {
     "name": "mine",
     "seed": 1337,
     "source": {"kind": "packages", "max_prose_bytes": 60_000, "max_code_bytes": 140_000},
-    "reading": {"stripes": 4, "stripes_read": 4, "unit_megabytes": 64, "until": "end"},
+    "reading": {"stripes": 4, "stripes_read": 4, "unit_megabytes": 64, "until": "end", "filters": {}},
     "references": [
         {
             "name": "tokenizer_sample",
@@ -78,9 +78,11 @@ VALUES = {
         "budgets": {},
     },
     "shards": {"max_shard_tokens": 100_000_000},
+    "mixture": None,
     "packs": {
         "max_seq_len": 512,
         "long_documents": "cut",
+        "overlap": 0,
         "capacity": 512,
         "strategy": "oldest_first",
         "buffer": 256,
@@ -112,10 +114,16 @@ VALUES = {
         "checkpoint_every": 100,
         "dtype": "auto",
         "num_threads": 2,
+        "attention": "auto",
+        "compile": False,
+        "num_ranks": 1,
     },
 }
 
 
+HUB = {"kind": "hub", "repository": "a/b", "path": "c", "revision": "main", "pool": "p"}
+S3 = {"kind": "s3", "pool": "q", "bucket": "data", "endpoint": "https://s3.example"}
+HTTPS = {"kind": "https", "pool": "r", "urls": ["https://host/a.parquet"]}
 EXAM = {"name": "exam", "kind": "file", "path": "/exam", "action": "exclude"}
 OTHER = {"name": "other", "path": "other.json", "eos": "x"}
 
@@ -197,15 +205,29 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"splits.budgets": {"train": 0}}, "splits.budgets.train", ["greater than 0"]),
         ({"splits.budgets": {"traim": 1}}, "splits.budgets.traim.[key]", ["'train', 'validation' or 'test'"]),
         ({"dedup.mode": "fuzzy"}, "dedup.mode", ["'near', 'exact' or 'off'", "found 'fuzzy'"]),
-        ({"source.kind": "s3"}, "source", ["'packages', 'local', 'hub'"]),
+        ({"source.kind": "ftp"}, "source", ["'packages', 'local', 'folder', 'hub', 's3', 'https', 'pools'"]),
         ({"packs.batch_size": 8, "packs.microbatch_tokens": 4096}, "packs", ["exactly one of batch_size", "batch_size=8, microbatch_tokens=4096"]),
         ({"packs.batch_size": None}, "packs", ["exactly one of batch_size", "batch_size=None, microbatch_tokens=None"]),
         ({"packs.batch_size": None, "packs.microbatch_tokens": 511}, "packs", ["microbatch_tokens of at least", "512", "found 511"]),
         ({"packs.eval_microbatch_tokens": 511}, "packs", ["eval_microbatch_tokens of at least", "512", "found 511"]),
         ({"packs.capacity": 511}, "packs", ["capacity of at least max_seq_len, 512, found 511"]),
         ({"packs.long_documents": "whole"}, "packs.long_documents", ["'cut', 'refuse' or 'divert'", "found 'whole'"]),
+        ({"packs.overlap": -1}, "packs.overlap", ["greater than or equal to 0", "found -1"]),
+        ({"packs.overlap": 512}, "packs", ["overlap below max_seq_len, 512, found 512"]),
+        ({"packs.overlap": 9, "packs.long_documents": "divert"}, "packs", ["long_documents cut with an overlap of 9, found divert"]),
         ({"packs.strategy": "next_fit"}, "packs", ["oldest_first", "found 'next_fit'"]),
         ({"reading.stripes_read": 5}, "reading", ["stripes_read of at most stripes, 4, found 5", "lower stripes_read"]),
+        ({"reading.filters": {"prose": {}}}, "reading.filters.prose", ["at least one of dumps, languages, min_language_score, min_score, min_int_score"]),
+        ({"reading.filters": {"proes": {"min_score": 3.0}}}, "recipe", ["filters of the pools prose, code, found some of proes"]),
+        ({"reading.filters": {"prose": {"max_score": 3.0}}}, "reading.filters.prose.max_score", ["unknown key", "found 3.0"]),
+        ({"reading.filters": {"prose": {"min_score": float("nan")}}}, "reading.filters.prose.min_score", ["found nan"]),
+        ({"reading.filters": {"prose": {"min_int_score": 2.5}}}, "reading.filters.prose.min_int_score", ["expected a valid integer", "found 2.5"]),
+        ({"reading.filters": {"prose": {"min_int_score": 2**31}}}, "reading.filters.prose.min_int_score", ["less than 2147483648"]),
+        ({"reading.filters": {"prose": {"min_language_score": 65}}}, "reading.filters.prose.min_language_score", ["less than or equal to 1", "found 65"]),
+        ({"reading.filters": {"prose": {"languages": []}}}, "reading.filters.prose.languages", ["at least 1 item"]),
+        ({"reading.filters": {"prose": {"languages": "en"}}}, "reading.filters.prose.languages", ["expected a valid tuple", "found 'en'"]),
+        ({"reading.filters": {"prose": {"languages": ["en", False]}}}, "reading.filters.prose.languages.1", ["expected a valid string", "found False"]),
+        ({"reading.filters": {"prose": {"dumps": ["a", ""]}}}, "reading.filters.prose.dumps.1", ["at least 1 character"]),
         ({"reading.until": "budgets"}, "recipe", ["reading.until", "splits.order source, dedup.mode exact, no references, a tokenizer of kind file", "stripes_read 1, splits.budgets of train, validation"]),
         ({**BOUNDED, "dedup.keep": "highest_score"}, "recipe", ["to stop at full budgets, a dedup.keep other than highest_score;"]),
         ({**BOUNDED, "splits.budgets": {"train": 9}}, "recipe", ["to stop at full budgets, splits.budgets of train, validation;"]),
@@ -244,7 +266,20 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"references.0.overlap": {}}, "references.0.tokenizer_sample.overlap", ["unknown key"]),
         ({"source": {"kind": "local", "pools": []}}, "source.local.pools", ["at least 1 item"]),
         ({"source": {"kind": "local", "pools": [{"name": "a", "path": "a"}, {"name": "a", "path": "b"}]}}, "source.local", ["each pool name once", "['a', 'a']"]),
-        ({"source": {"kind": "hub", "repository": "a/b", "path": "c", "revision": "main", "pool": "p"}}, "source.hub.revision", ["found 'main'"]),
+        ({"source": {**HUB, "revision": "../main"}}, "source.hub.revision", ["found '../main'"]),
+        ({"source": {**HUB, "local_copy": "partial"}}, "source.hub", ["a local_path with local_copy partial, found none"]),
+        ({"source": {**S3, "endpoint": "s3.example"}}, "source.s3", ["a URL with http or https and a host"]),
+        ({"source": {**S3, "endpoint": "https://s3.example/bucket"}}, "source.s3", ["an endpoint without a path"]),
+        ({"source": {**S3, "bucket": "a/b"}}, "source.s3.bucket", ["found 'a/b'"]),
+        ({"source": {**S3, "credentials": "key"}}, "source.s3.credentials", ["'environment' or 'anonymous'", "found 'key'"]),
+        ({"source": {**HTTPS, "urls": []}}, "source.https.urls", ["at least 1 item"]),
+        ({"source": {**HTTPS, "urls": ["https://host/a"] * 2}}, "source.https", ["each URL once"]),
+        ({"source": {**HTTPS, "urls": ["file:///etc/passwd"]}}, "source.https", ["a URL with http or https and a host"]),
+        ({"source": {**HTTPS, "urls": ["https://host/a b"]}}, "source.https", ["a URL with http or https and a host"]),
+        ({"source": {**HTTPS, "urls": ["https://[host/a"]}}, "source.https", ["a URL with http or https and a host"]),
+        ({"source": {"kind": "pools", "pools": []}}, "source.pools", ["at least one pool, found none"]),
+        ({"source": {"kind": "pools", "pools": [HUB, {**S3, "pool": "p"}]}}, "source.pools", ["each pool name once, found ['p', 'p']"]),
+        ({"source": {"kind": "pools", "pools": [{"kind": "packages"}]}}, "source.pools.pools.0", ["'folder', 'hub', 's3', 'https'"]),
         ({"tokenizer": {"kind": "file", "eos": "x"}}, "tokenizer.file", ["a path or a repository"]),
         ({"splits.assignment.test_fraction": 0.96}, "splits.assignment.fraction", ["below 1", "found 1.01"]),
         ({"training.layout": "windows"}, "training", ["windows exactly when layout is windows"]),
@@ -262,6 +297,12 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"tokenizer_report.documents_per_pool": 0}, "tokenizer_report.documents_per_pool", ["greater than 0"]),
         ({"training.model.num_heads": 3}, "training.model", ["num_heads to divide d_model", "d_model=128, num_heads=3"]),
         ({"training.model.num_kv_heads": 3}, "training.model", ["num_kv_heads=3"]),
+        ({"training.model": {"preset": "7b"}}, "training.model", ["a preset among tiny, 124m", "found '7b'"]),
+        ({"training.model": {"preset": ["tiny"]}}, "training.model", ["a preset among tiny, 124m", "found ['tiny']"]),
+        ({"training.attention": "flash"}, "training.attention", ["'auto', 'varlen', 'flex' or 'sdpa'", "found 'flash'"]),
+        ({"training.attention": "sdpa", "training.compile": True}, "training", ["varlen or flex with compile", "found sdpa"]),
+        ({"training.num_ranks": 1_025}, "training.num_ranks", ["less than or equal to 1024"]),
+        ({"training.layout": "windows", "training.windows": {"length": 8, "batch_size": 1}, "training.num_ranks": 2}, "training", ["num_ranks of at most windows.accumulation, 1", "found 2"]),
     ],
 )  # fmt: skip
 def test_a_wrong_recipe_is_refused_in_one_line_that_says_where_what_and_what_to_do(changes, location, parts):
@@ -373,6 +414,40 @@ def test_a_path_on_the_hub_stays_and_its_local_copy_is_a_path():
     assert (recipe.source.path, recipe.source.local_path) == ("sample/10BT", "/recipes/copy")
 
 
+@pytest.mark.parametrize(
+    "url", ["https://me:sentinel@host/a", "https://host/a?token=sentinel", "https://host/a#sentinel", "ftp://sentinel"]
+)
+def test_a_url_that_may_hold_a_secret_is_refused_without_being_shown(url):
+    nested = {"kind": "pools", "pools": [{**HTTPS, "urls": [url]}]}
+    for source in ({**HTTPS, "urls": [url]}, {**HTTPS, "urls": url}, {**S3, "endpoint": url}, nested):
+        with pytest.raises(RecipeError, match=r"source\.(https|s3|pools).*: expected a ") as caught:
+            parse({"source": source})
+        assert "sentinel" not in str(caught.value)
+
+
+def test_pools_may_lie_in_places_of_several_kinds_in_the_order_of_their_priority():
+    folder = {"kind": "folder", "pool": "own", "path": "pools/own"}
+    recipe = parse({"source": {"kind": "pools", "pools": [HTTPS, folder, {**HUB, "local_path": "copy"}, S3]}})
+    assert recipe.pool_names == ["r", "own", "p", "q"]
+    assert recipe.source_folders == {"r": None, "own": "/recipes/pools/own", "p": "/recipes/copy", "q": None}
+    assert recipe.source.pools[2].path == "c"
+
+
+@pytest.mark.parametrize(
+    ("source", "elsewhere"),
+    [
+        (HUB, {"local_path": "/copy", "local_copy": "partial"}),
+        (S3, {"endpoint": "http://127.0.0.1:9000", "region": "eu-west-1", "credentials": "anonymous"}),
+        ({"kind": "folder", "pool": "own", "path": "here"}, {"path": "there"}),
+    ],
+)
+def test_where_the_files_lie_is_not_what_they_hold(source, elsewhere):
+    for nest in (lambda one: one, lambda one: {"kind": "pools", "pools": [one]}):
+        here, there = (parse({"source": nest(one)}) for one in (source, {**source, **elsewhere}))
+        assert own_parameters(here, "raw_row_groups") == own_parameters(there, "raw_row_groups")
+        assert recipe_digest(here) != recipe_digest(there)
+
+
 def test_texts_are_matched_by_overlap_where_the_recipe_says_so():
     assert parse({"references.1": EXAM}).references[1].overlap is None
     overlap = parse({"references.1": {**EXAM, "overlap": {}}}).references[1].overlap
@@ -410,6 +485,7 @@ LEAVES = {
         BOUNDED,
         ["raw_row_groups", "reference_sets", "lsh_clusters", "tokenizer", "document_tokens", "split_documents"],
     ),
+    "reading.filters": ({"reading.filters": {"prose": {"min_score": 3.0}}}, ["raw_row_groups"]),
     "references.0.name": (
         {"references.0.name": "other", "tokenizer.sample": "other"},
         ["reference_sets", "lsh_clusters", "tokenizer"],
@@ -455,8 +531,13 @@ LEAVES = {
     "splits.assignment.test_fraction": ({"splits.assignment.test_fraction": 0.1}, ["split_documents"]),
     "splits.budgets": ({"splits.budgets": {"train": 9}}, ["split_documents"]),
     "shards.max_shard_tokens": ({"shards.max_shard_tokens": 9}, ["token_shards"]),
+    "mixture": (
+        {"mixture": {"stages": [{"name": "base", "tokens": 9, "shares": {"prose": 61.6, "code": "7/3"}}]}},
+        ["packing_plan", "mixture_ledger"],
+    ),
     "packs.max_seq_len": ({"packs.max_seq_len": 9}, ["packing_plan", "packing_stats"]),
     "packs.long_documents": ({"packs.long_documents": "divert"}, ["packing_plan", "packing_stats"]),
+    "packs.overlap": ({"packs.overlap": 9}, ["packing_plan", "packing_stats"]),
     "packs.capacity": ({"packs.capacity": 1024}, ["packing_plan", "packing_stats"]),
     "packs.strategy": ({"packs.strategy": "best_fit"}, ["packing_plan", "packing_stats"]),
     "packs.buffer": ({"packs.buffer": 9}, ["packing_plan", "packing_stats"]),
@@ -493,6 +574,9 @@ LEAVES = {
     "training.checkpoint_every": ({"training.checkpoint_every": 1}, ["varlen_training_run"]),
     "training.dtype": ({"training.dtype": "bfloat16"}, ["varlen_training_run"]),
     "training.num_threads": ({"training.num_threads": 1}, ["varlen_training_run"]),
+    "training.attention": ({"training.attention": "sdpa"}, ["varlen_training_run"]),
+    "training.compile": ({"training.compile": True}, ["varlen_training_run"]),
+    "training.num_ranks": ({"training.num_ranks": 2}, ["varlen_training_run"]),
 }
 
 
@@ -549,6 +633,14 @@ def test_ancestors_are_an_asset_and_all_that_it_reads_from():
         assert set(ancestors(asset)) == {other for other in UPSTREAM if asset in downstream([other])}
 
 
+def test_a_preset_is_the_numbers_that_it_stands_for():
+    shape = {"d_model": 768, "num_layers": 12, "num_heads": 12, "num_kv_heads": 12, "d_ff": 2048}
+    assert parse({"training.model": {"preset": "124m"}}) == parse({"training.model": shape})
+    grouped = parse({"training.model": {"preset": "124m", "num_kv_heads": 4}})
+    assert grouped == parse({"training.model": {**shape, "num_kv_heads": 4}})
+    assert parse({"tokenizer_report.model": {"preset": "tiny"}}).tokenizer_report.model.d_model == 128
+
+
 def sections_in(annotation):
     """The sections within a type: Annotated, unions and tuples are looked through."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -578,8 +670,20 @@ KNOBS = """
 name seed
 source.packages.kind source.packages.max_prose_bytes source.packages.max_code_bytes
 source.local.kind source.local.pools.name source.local.pools.path source.local.pools.glob
-source.hub.kind source.hub.repository source.hub.path source.hub.revision source.hub.pool source.hub.local_path
+source.folder.kind source.folder.pool source.folder.path source.folder.glob
+source.hub.kind source.hub.repository source.hub.path source.hub.glob source.hub.revision source.hub.pool source.hub.local_path source.hub.local_copy
+source.s3.kind source.s3.pool source.s3.bucket source.s3.prefix source.s3.glob source.s3.endpoint source.s3.region source.s3.credentials
+source.https.kind source.https.pool source.https.urls
+source.pools.kind
+source.pools.pools.folder.kind source.pools.pools.folder.pool source.pools.pools.folder.path source.pools.pools.folder.glob
+source.pools.pools.hub.kind source.pools.pools.hub.repository source.pools.pools.hub.path source.pools.pools.hub.glob
+source.pools.pools.hub.revision source.pools.pools.hub.pool source.pools.pools.hub.local_path source.pools.pools.hub.local_copy
+source.pools.pools.s3.kind source.pools.pools.s3.pool source.pools.pools.s3.bucket source.pools.pools.s3.prefix
+source.pools.pools.s3.glob source.pools.pools.s3.endpoint source.pools.pools.s3.region source.pools.pools.s3.credentials
+source.pools.pools.https.kind source.pools.pools.https.pool source.pools.pools.https.urls
 reading.stripes reading.stripes_read reading.unit_megabytes reading.until
+reading.filters.dumps reading.filters.languages reading.filters.min_language_score reading.filters.min_score
+reading.filters.min_int_score
 references.tokenizer_sample.name references.tokenizer_sample.kind references.tokenizer_sample.documents_per_pool
 references.tokenizer_sample.documents_per_dump references.tokenizer_sample.action
 references.file.name references.file.kind references.file.path references.file.action
@@ -603,7 +707,8 @@ splits.assignment.fraction.test_fraction
 splits.assignment.budget.policy splits.assignment.budget.validation_tokens splits.assignment.budget.test_tokens
 splits.budgets
 shards.max_shard_tokens
-packs.max_seq_len packs.long_documents packs.capacity packs.strategy packs.buffer packs.batch_size
+mixture.stages.name mixture.stages.tokens mixture.stages.shares
+packs.max_seq_len packs.long_documents packs.overlap packs.capacity packs.strategy packs.buffer packs.batch_size
 packs.microbatch_tokens packs.accumulation packs.eval_microbatch_tokens
 training.layout training.windows.length training.windows.batch_size training.windows.accumulation
 training.windows.document_mask
@@ -611,6 +716,7 @@ training.model.d_model training.model.num_layers training.model.num_heads traini
 training.model.d_ff training.model.norm training.model.positions
 training.steps training.learning_rate training.warmup_steps training.weight_decay training.grad_clip training.seed
 training.eval_every training.eval_microbatches training.checkpoint_every training.dtype training.num_threads
+training.attention training.compile training.num_ranks
 """
 
 
@@ -650,12 +756,14 @@ def test_the_largest_numbers_load():
     largest = {
         "seed": 2**63 - 1,
         "reading.unit_megabytes": 2_000,
+        "reading.filters": {"code": {"min_score": 1e15, "min_int_score": 2**31 - 1, "languages": ["x"] * 1_000}},
         "references.1": {**EXAM, "overlap": {"max_documents": 2**31 - 1}, "universe_documents": 2**63 - 1},
         "dedup.num_buckets": 2**16,
         "dedup.num_bands": 1024,
         "dedup.rows_per_band": 4,
         "splits.budgets": {"train": 2**63 - 1},
         "packs.max_seq_len": 2**31 - 1,
+        "packs.overlap": 2**31 - 2,
         "packs.capacity": 2**31 - 1,
         "packs.batch_size": 1,
         "packs.eval_microbatch_tokens": 2**31 - 1,

@@ -12,7 +12,8 @@ from training_io.errors import StateMismatch
 def pipeline(root, **sections):
     values = load_recipe("sample").model_dump(mode="json")
     for name, value in sections.items():
-        values[name] = {**values[name], **value} if isinstance(value, dict) else value
+        replaces = not isinstance(value, dict) or "kind" in value
+        values[name] = value if replaces else {**values[name], **value}
     recipe = parse_recipe(yaml.safe_dump(values), where="test", folder=Path("/"))
     return Pipeline(store=ArtifactStore(root), recipe=recipe)
 
@@ -82,6 +83,22 @@ def test_another_recipes_artifact_is_refused_with_both_values(tmp_path, run_ids)
     assert message.endswith(
         "Set CORPUSMILL_RECIPE to the recipe that it was built with, or materialize packing_plan with this one."
     )
+
+
+def test_sources_of_equal_pools_in_other_folders_do_not_stand_for_each_other(tmp_path):
+    here, there = (
+        pipeline(tmp_path, source={"kind": "local", "pools": [{"name": "web", "path": path}]}, mixture=None)
+        for path in ("/here", "/there")
+    )
+    of_here = artifact(here)
+    here.record(of_here, "a")
+    with pytest.raises(
+        StateMismatch, match=r"source_folders\.web: this recipe says '/there', it was built with '/here'"
+    ):
+        there.resolve("packing_plan")
+    there.record(artifact(there, number=1), "b")
+    assert here.resolve("packing_plan") == of_here
+    assert list(there.recorded("packing_plan")) != list(here.recorded("packing_plan"))
 
 
 def test_without_any_artifact_it_says_what_to_materialize(tmp_path):

@@ -7,18 +7,28 @@ from pipeline_assets.schemas import (
     Contract,
     Evidence,
     ExamplePairs,
+    FilteredRows,
     FloorEffects,
     LargestClusters,
+    MixtureLedger,
     RawRows,
     ReferenceHits,
     References,
     RemovedByPair,
+    RowFilterEffects,
+    SampledColumns,
+    SampledFiles,
+    SampledNames,
+    SampledThresholds,
+    SampledTotals,
+    SampledValues,
     ShortestDocuments,
     SplitDocuments,
     arrow_schema,
     validated,
 )
 from pipeline_assets.transforms import clusters
+from pipeline_assets.transforms.sampled import PERCENTS
 from training_io.errors import InvariantBroken
 
 A, B = b"\1" * 32, b"\2" * 32
@@ -30,6 +40,56 @@ GOOD = {
             "doc_id": B, "text": "b", "pool": "web", "file": "a", "row_group": 3, "row": 9, "id": "1", "dump": "x",
             "url": "u", "language": "en", "language_score": 0.5, "score": 3.0,
         },
+    ],
+    FilteredRows: [
+        {"row_group": 0, "row": 0, "filter": "dumps", "text_bytes": 1},
+        {
+            "row_group": 3, "row": 9, "filter": "min_score", "text_bytes": 7, "dump": "x", "language": "en",
+            "language_score": 0.5, "score": 2.5, "int_score": 3,
+        },
+    ],
+    SampledNames: [
+        {"pool": "web", "file": "a", "column": column, "name": name, "documents": 1, "text_bytes": 1}
+        for column, name in (("dump", None), ("language", "en"))
+    ],
+    SampledValues: [
+        {"pool": "web", "column": column, "value": -0.5, "documents": 1, "text_bytes": 1} for column in ("score", "bytes")
+    ],
+    SampledTotals: [
+        {"pool": "web", "file": "a", "column": "date", "is_in_file": False},
+        {
+            "pool": "web", "file": "a", "column": "bytes", "is_in_file": True, "with_value": 0, "total": "1/2",
+            "smallest": 0.5, "largest": 0.5,
+        },
+    ],
+    SampledColumns: [
+        {"pool": "web", "column": "date", "files": 0, "files_without": 1},
+        {
+            "pool": "web", "column": "score", "files": 1, "files_without": 0, "with_value": 1, "without_value": 0,
+            "mean": 0.5, "smallest": 0.5, **{f"p{percent}": 0.5 for percent in PERCENTS}, "largest": 1.0,
+        },
+    ],
+    SampledFiles: [
+        {
+            "pool": "web", "file": "a", "row_groups": 1, "row_groups_read": 1, "row_groups_excluded": 0, "documents": 0,
+            "text_bytes": 0, "num_dumps": num_dumps,
+        }
+        for num_dumps in (None, 0)
+    ],
+    SampledThresholds: [
+        {
+            "pool": "web", "column": column, "threshold": -1.0, "is_chosen": False, "documents": 0, "text_bytes": 0,
+            "share_of_documents": 0.0, "share_of_bytes": 1.0,
+        }
+        for column in ("score", "int_score")
+    ],
+    RowFilterEffects: [
+        {
+            "pool": "web", "filter": name, "limit": "3.0", "documents": 0, "text_bytes": 0, "removed_documents": 0,
+            "removed_bytes": 0, "failing_documents": 0, "failing_bytes": 0, "failing_without_value": 0,
+            "row_groups_excluded": 0, "rows_excluded": 0,
+        }
+        for name in ("dumps", "min_score")
     ],
     References: [{"doc_id": A, "text": "a"}, {"doc_id": B, "text": "b"}],
     Clusters: [
@@ -82,13 +142,25 @@ GOOD = {
         {"doc_id": doc_id, "num_tokens": 1, "pool": "web", "score": score, "text": ""}
         for doc_id, score in ((A, None), (B, 0.5))
     ],
+    MixtureLedger: [
+        {
+            "stage": stage, "pool": "web", "first_step": 0, "first_token": 0, "quota_tokens": 0, "tokens": 1,
+            "body_tokens": 0, "eos_tokens": 1, "overlap_tokens": 0, "loss_tokens": 1, "documents_seen": 0,
+            "documents_unique": 1, "documents_unread": 0, "inventory_tokens": 3, "passes": 0.5, "passes_so_far": 2.5,
+        }
+        for stage in ("base", "more_code")
+    ],
     SplitDocuments: [
         {"doc_id": A, "text": "a", "num_tokens": 1, "cluster_id": A, "pool": "web", "split": "train", "reason": "used"},
         {"doc_id": B, "text": "b", "num_tokens": 9, "cluster_id": A, "pool": "web", "split": "unused", "reason": "below_min_tokens"},
     ],
 }  # fmt: skip
 
-NULLABLE = {"id", "dump", "url", "language", "language_score", "score", "mean_score", "mean_score_of_all"}
+NULLABLE = {
+    *("id", "dump", "url", "language", "language_score", "score", "int_score", "mean_score", "mean_score_of_all"),
+    *("name", "num_dumps", "with_value", "without_value", "total", "mean", "smallest", "largest"),
+    *(f"p{percent}" for percent in PERCENTS),
+}
 
 
 def good(contract):
@@ -198,6 +270,18 @@ def test_an_unknown_column_or_another_order_is_refused(contract):
         (FloorEffects, "documents", -1),
         (FloorEffects, "share_of_tokens", 1.5),
         (ShortestDocuments, "num_tokens", 0),
+        (FilteredRows, "filter", "max_score"),
+        (FilteredRows, "text_bytes", 0),
+        (SampledNames, "column", "score"),
+        (SampledNames, "documents", 0),
+        (SampledValues, "column", "dump"),
+        (SampledTotals, "with_value", -1),
+        (SampledColumns, "column", "url"),
+        (SampledFiles, "row_groups_read", -1),
+        (SampledThresholds, "share_of_documents", 1.5),
+        (RowFilterEffects, "removed_documents", -1),
+        (MixtureLedger, "tokens", -1),
+        (MixtureLedger, "passes", -0.5),
         (SplitDocuments, "num_tokens", 0),
         (SplitDocuments, "split", "dev"),
         (SplitDocuments, "reason", "lost"),

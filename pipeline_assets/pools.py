@@ -1,0 +1,142 @@
+"""source: the recipe's pools and where they are; what reading them costs over the network.
+
+A pool is a local folder, a data set of the Hub at a commit, a bucket, or URLs. What was fetched is recorded in each
+unit's `run.json`, outside its identity: the same bytes from another place are the same rows.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline_assets.recipe import FolderSource, HttpsSource, PackagesSource, PoolSource, S3Source
+from pipeline_assets.references import Pipeline
+from pipeline_assets.report import rows_metadata
+from pipeline_assets.stripes import Stage
+from resources.artifact_store import ArtifactRef
+from resources.listings import Pool, PoolFolder, PoolInBucket, PoolOfUrls, PoolOnHub
+from resources.package_corpus import (
+    POOLS,
+    choose_texts,
+    corpus_inputs,
+    offered_texts,
+    runtime_distributions,
+    write_package_corpus,
+)
+from resources.readers import Network
+from resources.row_group_source import Fetched, SourceFile, list_files, listing_fingerprint
+from resources.s3 import Bucket
+from resources.web import Patience, Traffic, silent
+from training_io.manifest import RUN_NAME
+
+CORPUS_VERSION = 1
+
+
+def pools_of(pipeline: Pipeline) -> list[Pool]:
+    """The recipe's pools and where they are, in order of priority; a `packages` source is written first."""
+    if not isinstance(pipeline.recipe.source, PackagesSource):
+        return [_place_of(pool) for pool in pipeline.recipe.pools]
+    limits = {
+        "prose": pipeline.recipe.source.max_prose_bytes,
+        "code": pipeline.recipe.source.max_code_bytes,
+    }
+    texts = choose_texts(offered_texts(runtime_distributions()), limits)
+    corpus = pipeline.store.materialize(
+        asset="package_corpus",
+        inputs=corpus_inputs(texts),
+        parameters=limits,
+        version=CORPUS_VERSION,
+        write=lambda folder: write_package_corpus(folder, texts),
+    )
+    folder, _ = pipeline.store.open(corpus)
+    return [PoolFolder(name=pool, folder=folder / pool, glob="*.parquet") for pool in POOLS]
+
+
+def _place_of(pool: PoolSource) -> Pool:
+    if isinstance(pool, FolderSource):
+        return PoolFolder(name=pool.pool, folder=Path(pool.path), glob=pool.glob)
+    if isinstance(pool, HttpsSource):
+        return PoolOfUrls(name=pool.pool, urls=pool.urls)
+    if isinstance(pool, S3Source):
+        is_anonymous = pool.credentials == "anonymous"
+        bucket = Bucket(name=pool.bucket, endpoint=pool.endpoint, region=pool.region, is_anonymous=is_anonymous)
+        return PoolInBucket(name=pool.pool, bucket=bucket, prefix=pool.prefix, glob=pool.glob)
+    local = Path(pool.local_path) if pool.local_path is not None else None
+    if local is not None and pool.local_copy == "complete":
+        return PoolFolder(name=pool.pool, folder=local, glob=pool.glob)
+    return PoolOnHub(
+        name=pool.pool,
+        repository=pool.repository,
+        revision=pool.revision,
+        folder=pool.path,
+        glob=pool.glob,
+        local_folder=local,
+    )
+
+
+def network_of(pipeline: Pipeline, warn: Callable[[str], None]) -> Network:
+    """How sources that are elsewhere are reached: `warn` is told of tries that fail, and footers go to the store."""
+    return Network(store=pipeline.store, patience=Patience(warn=warn))
+
+
+def revision_of(pipeline: Pipeline) -> str:
+    """The data version of the source: a fingerprint of every pool's files by name, size, footer and content hash."""
+    return listing_fingerprint(list_files(pools_of(pipeline), network_of(pipeline, silent)))
+
+
+def cost_in_words(files: list[SourceFile], traffic: Traffic) -> str:
+    """What listing cost over the network, and the commits that were found there."""
+    commits = sorted({f"{file.pool} at {file.commit[:12]}" for file in files if file.commit})
+    cost = [f"{traffic.num_requests:,} requests and {traffic.num_bytes:,} bytes"] if traffic.num_requests else []
+    return "".join(f"; {part}" for part in [*commits, *cost])
+
+
+def write_run_facts(folder: Path, file: SourceFile, fetched: Sequence[Fetched], traffic: Traffic) -> None:
+    """What a unit's reading was, for its `run.json`: place, commit, hash or ETag, ranges by row group, what it cost."""
+    facts = {
+        "source": {
+            "place": "local" if isinstance(file.location, Path) else file.location.place,
+            "commit": file.commit,
+            "content": file.content,
+            "requests": traffic.num_requests,
+            "bytes_fetched": traffic.num_bytes,
+            "row_groups": [{"row_group": part.row_group, "ranges": part.ranges} for part in fetched],
+        }
+    }
+    (folder / RUN_NAME).write_text(json.dumps(facts))
+
+
+def traffic_metadata(stage: Stage, parts: Sequence[ArtifactRef]) -> dict[str, Any]:
+    """What this run fetched, and for each file what its units cost when they were read; nothing for local files."""
+    found = [(part, _source_facts(stage.folder(part))) for part in parts]
+    if not any(facts["requests"] for _, facts in found):
+        return {}
+    now = [facts for part, facts in found if part.outcome != "reused"]
+    files: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for part, facts in found:
+        files.setdefault((part.counts["pool"], part.counts["file"]), []).append(facts)
+    return {
+        "bytes_fetched": sum(facts["bytes_fetched"] for facts in now),
+        "requests": sum(facts["requests"] for facts in now),
+        "fetched": rows_metadata([_file_row(pool, file, units) for (pool, file), units in files.items()]),
+    }
+
+
+def _file_row(pool: str, file: str, units: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "pool": pool,
+        "file": file,
+        "row groups": sum(len(unit["row_groups"]) for unit in units),
+        "bytes fetched": sum(unit["bytes_fetched"] for unit in units),
+        "requests": sum(unit["requests"] for unit in units),
+        "commit": ", ".join(sorted({unit["commit"] for unit in units})),
+        "content": ", ".join(sorted({unit["content"] for unit in units})),
+    }
+
+
+def _source_facts(folder: Path) -> dict[str, Any]:
+    """What `write_run_facts` wrote; nothing fetched where a unit is from before it was written, or lost its record."""
+    nothing = {"commit": "", "content": "", "requests": 0, "bytes_fetched": 0, "row_groups": []}
+    path = folder / RUN_NAME
+    facts: dict[str, Any] = json.loads(path.read_bytes()).get("source", nothing) if path.is_file() else nothing
+    return facts

@@ -1,0 +1,257 @@
+"""The pipeline over the network: the same artifacts as from local files, each byte fetched once, no secret anywhere."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import file_server
+import pytest
+import small_corpus
+from file_server import BUCKET, COMMIT, REPOSITORY, SIGNATURE, FileServer, serving_files
+
+import resources.web
+from pipeline_assets.pools import revision_of
+from pipeline_assets.stripes import units_in
+
+TOKEN, KEY, SECRET = "hf_sentineltoken", "SENTINELKEY", "sentinelsecret"
+UPTO = "minhash_signatures"
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """The pools of the small corpus, to be served."""
+    return small_corpus.write_corpus(tmp_path / "corpus")
+
+
+@pytest.fixture
+def server(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    monkeypatch.setattr(resources.web, "FIRST_WAIT_SECONDS", 0.001)
+    with serving_files(corpus) as one:
+        for name, value in environment(one).items():
+            monkeypatch.setenv(name, value)
+        yield one
+
+
+def environment(server: FileServer) -> dict[str, str]:
+    return {
+        "HF_ENDPOINT": server.url,
+        "HF_TOKEN": TOKEN,
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_SESSION_TOKEN": "",
+    }
+
+
+def hub_pool(pool: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "hub", "repository": REPOSITORY, "revision": "main", "path": pool, "pool": pool, **more}
+
+
+def elsewhere(server: FileServer) -> dict[str, dict[str, Any]]:
+    """The pool `beta`, in each place that is not a folder."""
+    return {
+        "hub": hub_pool("beta"),
+        "s3": {"kind": "s3", "pool": "beta", "bucket": BUCKET, "prefix": "beta", "endpoint": server.url},
+        "https": {"kind": "https", "pool": "beta", "urls": [f"{server.url}/files/beta/b_000.parquet"]},
+    }
+
+
+def recipe_over(folder: Path, *pools: dict[str, Any], **changes: Any) -> Path:
+    """The small recipe over pools in their places, beside its reference file."""
+    return small_corpus.write_recipe(folder, {"source": {"kind": "pools", "pools": list(pools)}, **changes})
+
+
+def sent(server: FileServer) -> dict[str, int]:
+    """Bytes of files that were sent since the log was cleared, by the file's name."""
+    found: dict[str, int] = {}
+    for one in server.data():
+        name = one.path.partition("?")[0].rpartition("/")[2]
+        found[name] = found.get(name, 0) + one.sent
+    return {name: number for name, number in found.items() if number}
+
+
+def run_facts(built: small_corpus.Built) -> list[dict[str, Any]]:
+    """What the units of the raw rows say of how they were read."""
+    units = units_in(built.stage, built.refs["raw_row_groups"])
+    return [json.loads((built.stage.store.folder(unit) / "run.json").read_text())["source"] for unit in units]
+
+
+@pytest.mark.parametrize("place", ["hub", "s3", "https"])
+def test_rows_from_elsewhere_and_all_after_them_are_those_of_local_files(
+    place: str, server: FileServer, corpus: Path, tmp_path: Path
+) -> None:
+    local = small_corpus.build(small_corpus.write_recipe(corpus), tmp_path / "local", upto=UPTO)
+    alpha = {"kind": "folder", "pool": "alpha", "path": "alpha"}
+    recipe = recipe_over(corpus, alpha, elsewhere(server)[place])
+    remote = small_corpus.build(recipe, tmp_path / "remote", upto=UPTO)
+    assert sent(server).keys() == {"b_000.parquet"}
+    units = [units_in(built.stage, built.refs["raw_row_groups"]) for built in (local, remote)]
+    assert [(unit.unit, unit.digest, unit.counts) for unit in units[0]] == [
+        (unit.unit, unit.digest, unit.counts) for unit in units[1]
+    ]
+    assert (remote.refs[UPTO].identity, remote.refs[UPTO].digest) == (
+        local.refs[UPTO].identity,
+        local.refs[UPTO].digest,
+    )
+
+
+def test_what_was_fetched_is_recorded_by_unit_and_summed_on_the_page(
+    server: FileServer, corpus: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_over(corpus, hub_pool("alpha"), hub_pool("beta"))
+    result = small_corpus.materialize(recipe, tmp_path / "home", "raw_row_groups")
+    assert result.success, small_corpus.failures(result)
+    metadata = small_corpus.materialized_metadata(result)["raw_row_groups"]
+    stage = small_corpus.open_stage(recipe, tmp_path / "home")
+    built = small_corpus.Built(
+        recipe=recipe, home=tmp_path / "home", refs=small_corpus.recorded(recipe, tmp_path / "home")
+    )
+    facts = run_facts(built)
+    assert {one["commit"] for one in facts} == {COMMIT}
+    assert all(one["content"].startswith("sha256:") for one in facts)
+    assert all(one["place"].startswith(f"hub:{REPOSITORY}/") for one in facts)
+    for one in facts:
+        ranges = [tuple(ends) for group in one["row_groups"] for ends in group["ranges"]]
+        assert one["bytes_fetched"] == sum(end - start for start, end in ranges)
+        assert one["requests"] == 2 * len(ranges)  # each is sent on to the store
+        asked = {(start, end - 1) for start, end in ranges}
+        assert asked <= {tuple(map(int, data.range.removeprefix("bytes=").split("-"))) for data in server.data()}
+    assert metadata["bytes_fetched"] == sum(one["bytes_fetched"] for one in facts)
+    assert metadata["requests"] == sum(one["requests"] for one in facts)
+    rows = [record.data for record in metadata["fetched"].records]
+    assert [(row["pool"], row["file"], row["commit"]) for row in rows] == [
+        ("alpha", "a_000.parquet", COMMIT),
+        ("alpha", "deep/a_001.parquet", COMMIT),
+        ("beta", "b_000.parquet", COMMIT),
+    ]
+    assert sum(row["bytes fetched"] for row in rows) == metadata["bytes_fetched"]
+    for unit in units_in(stage, built.refs["raw_row_groups"]):
+        manifest = (stage.store.folder(unit) / "manifest.json").read_text()
+        assert COMMIT not in manifest  # where the bytes were found is not what they are
+        assert "run.json" not in manifest
+
+
+def test_a_renamed_revision_with_the_same_bytes_redoes_nothing(
+    server: FileServer, corpus: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_over(corpus, hub_pool("alpha"), hub_pool("beta"))
+    before = small_corpus.build(recipe, tmp_path / "home", upto=UPTO)
+    revision = revision_of(before.stage.pipeline)
+    server.commits = {"main": "f" * 40, "v2": "f" * 40}
+    server.log.clear()
+    renamed = recipe_over(corpus, hub_pool("alpha", revision="v2"), hub_pool("beta", revision="v2"))
+    after = small_corpus.build(renamed, tmp_path / "home", upto=UPTO)
+    assert sent(server) == {}
+    assert {ref.outcome for ref in after.refs.values()} == {"reused"}
+    assert {name: ref.identity for name, ref in after.refs.items()} == {
+        name: ref.identity for name, ref in before.refs.items()
+    }
+    assert revision_of(after.stage.pipeline) == revision
+
+
+def test_one_changed_file_is_read_again_alone(server: FileServer, corpus: Path, tmp_path: Path) -> None:
+    recipe = recipe_over(corpus, hub_pool("alpha"), hub_pool("beta"))
+    before = small_corpus.build(recipe, tmp_path / "home", upto=UPTO)
+    rows = small_corpus.corpus_rows()["beta"]["b_000"]
+    rows[20]["text"] = small_corpus.sentences(5_001)
+    small_corpus.write_rows(corpus / "beta" / "b_000.parquet", rows)
+    server.commits = {"main": "f" * 40}
+    server.log.clear()
+    after = small_corpus.build(recipe, tmp_path / "home", upto=UPTO)
+    assert sent(server).keys() == {"b_000.parquet"}
+    of_file = {unit.unit for unit in units_in(after.stage, after.refs[UPTO]) if unit.unit.startswith("beta")}
+    for asset in ("raw_row_groups", UPTO):
+        old, new = (
+            {unit.unit: unit.identity for unit in units_in(built.stage, built.refs[asset])} for built in (before, after)
+        )
+        redone = {name for name in new if new[name] != old[name]}
+        assert redone == of_file if asset == "raw_row_groups" else redone < of_file, asset
+    fresh = small_corpus.build(recipe, tmp_path / "fresh", upto=UPTO)
+    expected, found = small_corpus.artifact_files(fresh.home), small_corpus.artifact_files(after.home)
+    assert {path: found.get(path) for path in expected} == expected
+
+
+def test_a_retry_goes_on_from_the_units_that_are_done(server: FileServer, corpus: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    recipe = recipe_over(corpus, hub_pool("alpha"), hub_pool("beta"))
+    assert revision_of(small_corpus.open_stage(recipe, home).pipeline)  # the footers are there
+    server.lasting = {"b_000.parquet": file_server.status(503)}
+    failed = small_corpus.materialize(recipe, home, "raw_row_groups")
+    assert not failed.success
+    refusals = small_corpus.failures(failed)
+    assert refusals
+    for refusal in refusals.values():
+        assert refusal.startswith("SourceError: beta/b_000.parquet of someone/corpus at 0123456789ab: expected bytes ")
+        assert "found HTTP 503 Service Unavailable in 5 tries. Check the network and HF_ENDPOINT" in refusal
+    assert small_corpus.unfinished(home) == []
+    done = {path.parent.name for path in home.glob("raw_row_groups/*/*")}
+    assert done
+    assert all(name.startswith("alpha-") for name in done)
+    server.lasting = {}
+    server.log.clear()
+    again = small_corpus.materialize(recipe, home, "raw_row_groups")
+    assert again.success, small_corpus.failures(again)
+    assert sent(server).keys() == {"b_000.parquet"}
+    whole = small_corpus.build(recipe, tmp_path / "whole", upto="raw_row_groups")
+    assert small_corpus.recorded(recipe, home)["raw_row_groups"].digest == whole.refs["raw_row_groups"].digest
+
+
+def test_what_is_whole_on_disk_is_not_fetched(server: FileServer, corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus / "alpha", tmp_path / "copy")
+    (tmp_path / "copy" / "deep" / "a_001.parquet").unlink()
+    pool = {"local_path": str(tmp_path / "copy"), "local_copy": "partial"}
+    fetched = small_corpus.build(recipe_over(corpus, hub_pool("alpha")), tmp_path / "fetched", upto="raw_row_groups")
+    server.log.clear()
+    partly = small_corpus.build(
+        recipe_over(corpus, hub_pool("alpha", **pool)), tmp_path / "part", upto="raw_row_groups"
+    )
+    assert sent(server).keys() == {"a_001.parquet"}
+    assert partly.refs["raw_row_groups"].identity == fetched.refs["raw_row_groups"].identity
+    assert [facts["place"] == "local" for facts in run_facts(partly)] == [True, False] * 2
+
+
+FAULTS = [
+    file_server.cut_short, file_server.reset, file_server.none,
+    file_server.shorter, file_server.another_range, file_server.none,
+    file_server.status(429), file_server.without_content_range, file_server.none,
+    file_server.status(500), file_server.status(503), file_server.none,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["hub", "s3", "https"])
+def test_a_bad_network_costs_tries_and_no_rows(place: str, server: FileServer, corpus: Path, tmp_path: Path) -> None:
+    recipe = recipe_over(corpus, elsewhere(server)[place])
+    good = small_corpus.build(recipe, tmp_path / "good", upto="raw_row_groups")
+    server.faults = list(FAULTS)
+    bad = small_corpus.build(recipe, tmp_path / "bad", upto="raw_row_groups")
+    assert not server.faults
+    assert bad.refs["raw_row_groups"].digest == good.refs["raw_row_groups"].digest
+    assert small_corpus.artifact_files(bad.home) == small_corpus.artifact_files(good.home)
+
+
+def test_no_secret_is_in_a_home_a_log_or_an_error(
+    server: FileServer, corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    server.faults = [file_server.status(503), file_server.cut_short]
+    good = recipe_over(corpus, hub_pool("alpha"), elsewhere(server)["s3"])
+    results = [small_corpus.materialize(good, home, "raw_row_groups")]
+    server.lasting = {".parquet": file_server.status(403, X_Error_Code="GatedRepo", X_Error_Message=SIGNATURE)}
+    for pools in ((hub_pool("beta"),), (elsewhere(server)["s3"],), (elsewhere(server)["https"],)):
+        shutil.rmtree(home / "source_footers", ignore_errors=True)
+        results.append(small_corpus.materialize(recipe_over(corpus, *pools), home, "raw_row_groups"))
+    assert [result.success for result in results] == [True, False, False, False]
+    done = small_corpus.run_command(
+        recipe_over(corpus, hub_pool("beta")), home, "run", "--without-training", **environment(server)
+    )
+    assert done.returncode == 1
+    assert "HF_TOKEN to a token that may read it" in done.stderr
+    said = capfd.readouterr()
+    texts = [done.stdout, done.stderr, said.out, said.err]
+    texts += [str(event) for result in results for event in result.all_events]
+    texts += [path.read_bytes().decode("latin-1") for path in home.rglob("*") if path.is_file()]
+    assert sum("HTTP 403" in text for text in texts) >= 4
+    assert sum("trying again" in text for text in texts) >= 1
+    for secret in (TOKEN, KEY, SECRET, SIGNATURE):
+        assert not any(secret in text for text in texts), secret
