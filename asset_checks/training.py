@@ -1,40 +1,47 @@
-"""Promise: no token sees another document, and the model learns."""
+"""Promise: no token sees another document, packed is what separate would be, resume is exact, and the model learns.
 
+The experiments of `training_io.preflight`, on the run's own model and the first batches of its own shards.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asset_checks.verdicts import Verdict, law
+import numpy as np
+
+from asset_checks.verdicts import Verdict, law, verdict_of
 from pipeline_assets.stripes import Stage
 from pipeline_assets.training import CHECKPOINT_FOLDER, CURVES_NAME, model_config
 from resources.artifact_store import ArtifactRef
 from resources.tables import read_json
 from training_io.batch import PackedBatch
 from training_io.manifest import load_manifest
-from training_io.plan import load_plan
+from training_io.plan import Plan, load_plan
 from training_io.sampler import Sampler
 from training_io.segments import offsets_of
 from training_io.windows import WindowLoader
 
 if TYPE_CHECKING:
-    from training_io.model import Model
+    from training_io.checkpoint import Checkpoint
+    from training_io.model import Model, ModelConfig
+    from training_io.stream import StepSource
 
 MAX_POKED_SEGMENTS = 4
 MAX_POKED_TOKENS = 1_024
+SMALL_PARAMETERS = 20_000_000
+MAX_TOKENS = 192  # of an experiment: enough for three segments, and a run's checks take a second or two
 
 
 def no_token_sees_another_document(
     stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef
 ) -> Verdict:
     """On a real microbatch, changing one segment's inputs changes that segment's logits and no other's."""
-    windows = stage.recipe.training.windows
-    if windows is not None and not windows.document_mask:
-        return Verdict(
-            expected="no token sees another document",
-            found=f"the recipe chose windows of {windows.length:,} tokens without a document mask:"
-            " tokens may see the documents before theirs",
-            num_violations=1,
-            is_choice=True,
-        )
+    if (chosen := _chosen_without_mask(stage, "no token sees another document")) is not None:
+        return chosen
     import torch
 
     model = trained_model(stage, varlen_training_run, packing_plan)
@@ -66,19 +73,235 @@ def no_token_sees_another_document(
     )
 
 
+def packed_equals_separate(stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef) -> Verdict:
+    """Real segments in one flat batch give the logits, loss and gradients that each gives by itself, in float64."""
+    from training_io import preflight
+
+    expected = f"logits, loss and gradients of packed and separate segments equal to {preflight.TOLERANCE:g}"
+    with _experiment(stage, varlen_training_run, packing_plan) as (model, batch):
+        return verdict_of(expected, preflight.packed_equals_separate(model, batch), _described(batch))
+
+
+def padding_changes_nothing(stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef) -> Verdict:
+    """Rows padded with IGNORED targets give the packed loss and gradients, and counting the padding would show."""
+    from training_io import preflight
+
+    expected = f"loss and gradients of padded and packed segments equal to {preflight.TOLERANCE:g}"
+    with _experiment(stage, varlen_training_run, packing_plan) as (model, batch):
+        return verdict_of(expected, preflight.padded_equals_packed(model, batch), _described(batch))
+
+
+def positions_restart_with_each_document(
+    stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef
+) -> Verdict:
+    """Positions restart in the first batch, are relative under rotary ones, and leaving the mask out would show."""
+    expected = "positions that restart with each segment; leaving out the mask changes logits, running on does not"
+    if (chosen := _chosen_without_mask(stage, expected)) is not None:
+        return chosen
+    from training_io import preflight
+
+    plan, whole = _plan(stage, packing_plan), _first_batch(stage, packing_plan)
+    violations = preflight.positions_restart(whole, plan.index.eos_id)
+    with _experiment(stage, varlen_training_run, packing_plan) as (model, batch):
+        violations += preflight.positions_are_relative(model, batch)
+    return verdict_of(expected, violations, f"{len(whole.inputs):,} positions, and {_described(batch)}")
+
+
+def loss_knows_no_microbatches(stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef) -> Verdict:
+    """The training loop's loss and gradients are the same in one microbatch and in two; a mean of means would show."""
+    from training_io import preflight
+
+    expected = f"loss and gradients of one and of two microbatches equal to {preflight.TOLERANCE:g}"
+    with _experiment(stage, varlen_training_run, packing_plan) as (model, batch):
+        return verdict_of(expected, preflight.loss_knows_no_microbatches(model, batch), _described(batch))
+
+
+def attention_backends_agree(stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef) -> Verdict:
+    """The attention backends that run on this machine give the reference's logits."""
+    import torch
+
+    from training_io import preflight
+    from training_io.attention import BACKENDS
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    backends = preflight.backends_on(device)
+    with _experiment(stage, varlen_training_run, packing_plan) as (model, batch):
+        violations = preflight.backends_agree(model, batch, device, backends)
+    missing = ", ".join(sorted(set(BACKENDS) - set(backends)))
+    not_run = f"; not compared, for want of a GPU: {missing}, bfloat16, segments of one token" if missing else ""
+    found = f"{_described(batch)} with {', '.join(backends)} on {device.type}{not_run}"
+    return verdict_of("logits of every backend as the reference has them", violations, found)
+
+
+def resumed_sampler_gives_the_next_step(
+    stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef
+) -> Verdict:
+    """The state in the run's checkpoint goes on with the step behind its last one, token by token."""
+    stored, plan = _checkpoint(stage, varlen_training_run), _plan(stage, packing_plan)
+    state = stored.payload["stream"]
+    source = _step_source(stage, plan, identity=state["plan"])
+    source.load_state_dict(state)
+    batches = source.next_step()
+    found = np.concatenate([batch.inputs for batch in batches])
+    expected = _inputs_of_step(stage, plan, stored.step)
+    differs = len(found) != len(expected) or bool((found != expected).any())
+    violations = [f"step {stored.step + 1:,}: other inputs than its packs or windows hold"] * differs
+    if source.state_dict() == state:
+        violations.append("the state stayed where it was when a step was taken")
+    return verdict_of(
+        "the step behind the checkpoint's, as the plan has it",
+        violations,
+        f"{len(found):,} inputs after step {stored.step:,}",
+    )
+
+
+def first_loss_is_that_of_guessing(
+    stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef
+) -> Verdict:
+    """A fresh model on random tokens, and the run before its first update, have the loss of guessing."""
+    from training_io import preflight
+
+    recorded = read_json(stage.folder(varlen_training_run) / CURVES_NAME)["train"][0]
+    with _experiment(stage, varlen_training_run, packing_plan) as (model, _):
+        violations = preflight.first_loss_is_uniform(model, MAX_TOKENS)
+    violations += preflight.off_uniform("step 1", recorded, model.config)
+    guessing = preflight.first_loss_of(model.config)
+    found = f"a fresh model of {MAX_TOKENS:,} random tokens, and step 1 of the run, {recorded:.3f} nats"
+    return verdict_of(f"first losses of {guessing:.2f} ± {preflight.UNIFORM_TOLERANCE} nats", violations, found)
+
+
+def one_pack_can_be_overfitted(stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef) -> Verdict:
+    """A copy of the model learns a few tokens of the first pack by heart."""
+    from training_io import preflight
+
+    with _experiment(stage, varlen_training_run, packing_plan) as (model, batch):
+        violations = preflight.one_pack_is_overfitted(model, batch)
+    expected = f"half of the loss on {preflight.OVERFIT_TOKENS} tokens after {preflight.OVERFIT_STEPS} steps on them"
+    return verdict_of(expected, violations, "a copy of the model, trained on the first pack alone")
+
+
+def _chosen_without_mask(stage: Stage, expected: str) -> Verdict | None:
+    """The verdict for a recipe that chose to let tokens see the documents before theirs."""
+    windows = stage.recipe.training.windows
+    if windows is None or windows.document_mask:
+        return None
+    return Verdict(
+        expected=expected,
+        found=f"the recipe chose windows of {windows.length:,} tokens without a document mask:"
+        " tokens may see the documents before theirs",
+        num_violations=1,
+        is_choice=True,
+    )
+
+
+@contextmanager
+def _experiment(
+    stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef
+) -> "Iterator[tuple[Model, PackedBatch]]":
+    """The run's model in float64 on the CPU, and an excerpt of the first batches; without a mask, rows are segments.
+
+    A small model on one thread: so little work is done sooner by one than shared, above all beside other programs.
+    """
+    import torch
+
+    from training_io.model import num_parameters
+    from training_io.preflight import excerpt, together
+
+    config = _config_of(stage, packing_plan)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1 if num_parameters(config) < SMALL_PARAMETERS else num_threads)
+    try:
+        model = _wide_model(stage.folder(varlen_training_run) / CHECKPOINT_FOLDER, varlen_training_run.digest, config)
+        source, batches = _step_source(stage, _plan(stage, packing_plan)), list[PackedBatch]()
+        while sum(len(batch.inputs) for batch in batches) < MAX_TOKENS:  # a step of a short context has two tokens
+            batches += source.next_step()
+        yield model, excerpt(together(batches), MAX_TOKENS)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@lru_cache(maxsize=1)  # one for all checks of a run; the digest tells a run from one that was rebuilt in its place
+def _wide_model(checkpoint: Path, digest: str, config: "ModelConfig") -> "Model":
+    import torch
+
+    from training_io.checkpoint import load_checkpoint
+    from training_io.model import Model
+
+    model = Model(config, torch.Generator().manual_seed(0), backend="sdpa")
+    model.load_state_dict(load_checkpoint(checkpoint).payload["model"])
+    return model.double()
+
+
+def _config_of(stage: Stage, packing_plan: ArtifactRef) -> "ModelConfig":
+    shards = _plan(stage, packing_plan).shards
+    config: ModelConfig = model_config(stage, int(load_manifest(shards.path).counts["vocab_size"]))
+    return config
+
+
+def _checkpoint(stage: Stage, varlen_training_run: ArtifactRef) -> "Checkpoint":
+    from training_io.checkpoint import load_checkpoint
+
+    return load_checkpoint(stage.folder(varlen_training_run) / CHECKPOINT_FOLDER)
+
+
+def _plan(stage: Stage, packing_plan: ArtifactRef) -> Plan:
+    return load_plan(stage.folder(packing_plan), "train", allow_quarantined=True)
+
+
+def _described(batch: PackedBatch) -> str:
+    return f"{len(batch.inputs):,} tokens in {len(batch.segment_doc):,} segments of the first batches, in float64"
+
+
 def _first_batch(stage: Stage, packing_plan: ArtifactRef) -> PackedBatch:
-    """The first microbatch that the recipe trains on, packs or masked windows."""
-    plan = load_plan(stage.folder(packing_plan), "train", allow_quarantined=True)
+    """The first microbatch that the recipe trains on, of packs or of windows."""
+    return _step_source(stage, _plan(stage, packing_plan)).next_step()[0]
+
+
+def _step_source(stage: Stage, plan: Plan, identity: str = "") -> "StepSource":
+    """Steps as the recipe's layout has them; windows with a mask are cut at documents."""
     windows = stage.recipe.training.windows
     if windows is None:
-        return next(Sampler(plan))
+        return Sampler(plan)
     from training_io.stream import WindowSource
 
-    paths = [plan.shards.path / name for name in plan.index.shard_files]
-    loader = WindowLoader(paths, windows.batch_size, windows.length)
-    offsets = offsets_of(plan.index.lengths)
-    source = WindowSource(loader, "", accumulation=1, rank=0, world_size=1, document_offsets=offsets)
-    return source.next_step()[0]
+    loader = WindowLoader(
+        [plan.shards.path / name for name in plan.index.shard_files], windows.batch_size, windows.length
+    )
+    return WindowSource(
+        loader,
+        identity,
+        accumulation=windows.accumulation,
+        rank=0,
+        world_size=1,
+        document_offsets=offsets_of(plan.index.lengths) if windows.document_mask else None,
+    )
+
+
+def _inputs_of_step(stage: Stage, plan: Plan, number: int) -> np.ndarray[Any, Any]:
+    """Inputs of a step of the run, counted from 0, taken from the shards without the sampler."""
+    windows = stage.recipe.training.windows
+    if windows is not None:
+        size = windows.batch_size * windows.length
+        num_batches = (plan.index.num_tokens - 1) // size
+        firsts = [(number * windows.accumulation + i) % num_batches * size for i in range(windows.accumulation)]
+        return np.concatenate([_tokens(plan, first, first + size) for first in firsts])
+    epoch, step = divmod(number, plan.num_steps)
+    documents = offsets_of(plan.index.lengths)
+    inputs = []
+    for pack in plan.step_packs(epoch, step).tolist():
+        segments = plan.order[plan.pack_offsets[pack] : plan.pack_offsets[pack + 1]]
+        for doc, start, end in zip(*plan.locate(segments), strict=True):
+            inputs.append(_tokens(plan, documents[doc] + start, documents[doc] + end))
+    return np.concatenate(inputs)
+
+
+def _tokens(plan: Plan, start: int, end: int) -> np.ndarray[Any, Any]:
+    """Tokens [start, end) of the split's shards read as one stream."""
+    parts, first = [], 0
+    for shard in plan.token_shards:
+        parts.append(shard[max(start - first, 0) : max(end - first, 0)])
+        first += len(shard)
+    return np.concatenate(parts)
 
 
 def _first_segments(bounds: list[int]) -> list[int]:
@@ -91,17 +314,13 @@ def trained_model(stage: Stage, varlen_training_run: ArtifactRef, packing_plan: 
     """The run's model with its final weights, with the attention it was trained with where this machine has it."""
     import torch
 
-    from training_io.checkpoint import load_checkpoint
     from training_io.model import Model
 
     counts = varlen_training_run.counts
     is_on_gpu = counts["device"].startswith("cuda") and torch.cuda.is_available()
-    plan = load_plan(stage.folder(packing_plan), "train", allow_quarantined=True)
-    vocab_size = int(load_manifest(plan.shards.path).counts["vocab_size"])
     backend = counts["attention"] if is_on_gpu else "sdpa"
-    model = Model(model_config(stage, vocab_size), torch.Generator().manual_seed(0), backend=backend)
-    folder = stage.folder(varlen_training_run) / CHECKPOINT_FOLDER
-    model.load_state_dict(load_checkpoint(folder).payload["model"])
+    model = Model(_config_of(stage, packing_plan), torch.Generator().manual_seed(0), backend=backend)
+    model.load_state_dict(_checkpoint(stage, varlen_training_run).payload["model"])
     if backend == "varlen":
         model = model.to(torch.bfloat16)  # its kernel knows half precision only
     return model.to("cuda" if is_on_gpu else "cpu").eval()
@@ -113,12 +332,18 @@ def validation_loss_falls(stage: Stage, varlen_training_run: ArtifactRef) -> Ver
     if not validation:
         return Verdict(expected="a lower validation loss", found="no validation documents", num_violations=1)
     first, last = validation[0][1], validation[-1][1]
+    under_guessing = math.log(varlen_training_run.counts["vocab_size"]) - last
     return Verdict(
         expected=f"a validation loss below the first one, {first:.3f}",
-        found=f"{last:.3f} nats a token after step {validation[-1][0]:,}, {first - last:.3f} lower",
+        found=f"{last:.3f} nats a token after step {validation[-1][0]:,}: {first - last:.3f} lower, and"
+        f" {under_guessing:.3f} under guessing among {varlen_training_run.counts['vocab_size']:,} tokens",
         num_violations=int(not last < first),
         examples=[{"step": step, "validation loss": loss} for step, loss in validation],
-        numbers={"first_validation_loss": first, "last_validation_loss": last},
+        numbers={
+            "first_validation_loss": first,
+            "last_validation_loss": last,
+            "nats_under_guessing": under_guessing,
+        },
     )
 
 
@@ -128,6 +353,54 @@ CHECKS = [
         blocking=True,
         description="Fails when a token's output depends on another document: attention or positions are wrong. Warns "
         "when the recipe chose windows without a document mask.",
+    ),
+    law(
+        packed_equals_separate,
+        blocking=True,
+        description="Fails when packing changes what a segment computes or is trained by: attention, positions or "
+        "the loss are wrong.",
+    ),
+    law(
+        padding_changes_nothing,
+        blocking=True,
+        description="Fails when ignored padding changes the loss or a gradient: the loss counts what it must leave "
+        "out, or the model reads padding.",
+    ),
+    law(
+        positions_restart_with_each_document,
+        blocking=True,
+        description="Fails when positions run on from one document to the next, or attention does not depend on its "
+        "mask. Warns when the recipe chose windows without a document mask.",
+    ),
+    law(
+        loss_knows_no_microbatches,
+        blocking=True,
+        description="Fails when the loss or a gradient depends on how a step is divided: it is not a sum over real "
+        "targets divided once by their number.",
+    ),
+    law(
+        attention_backends_agree,
+        blocking=True,
+        description="Fails when an attention backend of this machine computes something else than the reference: "
+        "choose another in training.attention.",
+    ),
+    law(
+        resumed_sampler_gives_the_next_step,
+        blocking=True,
+        description="Fails when the checkpoint's state goes on with another step than the next one: a resumed run "
+        "would repeat or skip data. Train again from the start.",
+    ),
+    law(
+        first_loss_is_that_of_guessing,
+        blocking=False,
+        description="Warns when a fresh model is surer than a guess, or the run's first loss was: look at the weights' "
+        "initial widths, and whether targets leak into inputs.",
+    ),
+    law(
+        one_pack_can_be_overfitted,
+        blocking=False,
+        description="Warns when a few steps on a few tokens do not halve their loss: gradients do not reach the "
+        "weights, or the model reads something else than its inputs.",
     ),
     law(
         validation_loss_falls,

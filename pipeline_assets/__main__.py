@@ -2,6 +2,7 @@
 
 run [--without-training] [--json FILE]   materialize, print the table; exit status 1 with the reason last
 instance                                 prepare Dagster's home below CORPUSMILL_HOME and print its path
+train [--plan DIR] [OPTION …]            train without Dagster, as the recipe says; options as of `training_io.train`
 find [TEXT | --file FILE | -]            is this text in the corpus? exit status 0 when found, 1 when not, 2 on an error
 export FORMAT [ARTIFACT] --output DIR    the latest token shards as another trainer reads them
 
@@ -11,6 +12,7 @@ Output that cannot be written ends as in `training_io.command_line`.
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -66,14 +68,19 @@ def _command(arguments: Sequence[str] | None) -> int:
     running.add_argument("--without-training", action="store_true", help="stop at the hand-off package; needs no torch")
     running.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON to a file as well")
     commands.add_parser("instance", help="prepare Dagster's home and print its path")
+    _add_train(commands)
     _add_find(commands)
     _add_export(commands)
-    parsed = parser.parse_args(arguments)
+    parsed, options = parser.parse_known_args(arguments)
+    if options and parsed.command != "train":
+        parser.error(f"unrecognized arguments: {' '.join(options)}")
     if parsed.command == "find":
         return _find(parsed)
     try:
         if parsed.command == "export":
             return _export(parsed)
+        if parsed.command == "train":
+            return _train(parsed.plan, options)
         load_recipe()  # a mistake in it needs no graph to be told
         home = home_folder()
         instance_folder = prepare_instance(home)
@@ -145,6 +152,23 @@ def all_assets_job() -> dg.JobDefinition:
     from pipeline_assets.definitions import build_definitions  # it reads the environment
 
     return build_definitions().resolve_job_def(everything.name)
+
+
+def _add_train(commands: Any) -> None:
+    training = commands.add_parser(
+        "train", help="train on the latest plan without Dagster, as the recipe says; options as of training_io.train"
+    )
+    training.add_argument("--plan", type=Path, metavar="DIR", help="another packing_plan artifact (default: latest)")
+
+
+def _train(plan: Path | None, options: Sequence[str]) -> int:
+    """Say the training command that the recipe stands for, and run it here; further options go behind its own."""
+    from pipeline_assets.training import training_options
+    from training_io.train_command import main as train  # torch: only who trains waits for it
+
+    chosen = [*training_options(PipelineResource().open(), plan), *options]
+    say(f"python -m training_io.train {shlex.join(chosen)}")
+    return train(chosen)
 
 
 def _add_find(commands: Any) -> None:

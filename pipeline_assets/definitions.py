@@ -6,6 +6,7 @@ from asset_checks import clusters as cluster_checks
 from asset_checks import handoff as handoff_checks
 from asset_checks import headroom as headroom_checks
 from asset_checks import hits as hit_checks
+from asset_checks import ledger as ledger_checks
 from asset_checks import packs as pack_checks
 from asset_checks import references as reference_checks
 from asset_checks import removals as removal_checks
@@ -19,6 +20,7 @@ from asset_checks import training as training_checks
 from pipeline_assets.automation import everything, new_revision_sensor, nightly_schedule
 from pipeline_assets.clusters import lsh_clusters
 from pipeline_assets.handoff import handoff_package
+from pipeline_assets.ledger import mixture_ledger
 from pipeline_assets.packs import packing_plan, packing_stats
 from pipeline_assets.references import PipelineResource, ReferenceIOManager
 from pipeline_assets.shards import token_shards
@@ -45,6 +47,7 @@ ASSETS = (
     token_shards,
     packing_plan,
     packing_stats,
+    mixture_ledger,
     handoff_package,
     varlen_training_run,
 )
@@ -61,6 +64,7 @@ CHECKS = (
     *split_checks.CHECKS,
     *shard_checks.CHECKS,
     *pack_checks.CHECKS,
+    *ledger_checks.CHECKS,
     *headroom_checks.CHECKS,
     *handoff_checks.CHECKS,
     *training_checks.CHECKS,

@@ -6,31 +6,40 @@ asset runs, never when the code location loads.
 """
 
 import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
 
+from pipeline_assets.recipe import parameters_that_matter
+from pipeline_assets.references import Pipeline
 from pipeline_assets.report import asset_metadata, line_picture, picture_metadata
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
 from pipeline_assets.transforms.utilisation import padded, padding_hours
 from resources.artifact_store import WHOLE, ArtifactRef, locked
 from resources.tables import write_json
 from training_io.document_index import read_index
-from training_io.gpu_io_manager import DeviceInput, device_type
+from training_io.gpu_io_manager import DeviceInput, device_type, why_cpu
+from training_io.hashing import identity_of
 from training_io.manifest import artifact_identity, load_manifest
 
 if TYPE_CHECKING:
+    from training_io.progress import Progress, TrainResult
     from training_io.stream import StreamSpec, WindowSpec
-    from training_io.train import Progress, TrainResult
+    from training_io.train_job import TrainJob
 
-TRAINING_VERSION = 1
+TRAINING_VERSION = 2
 UNFINISHED_FOLDER = "_training"
 CURVES_NAME = "curves.json"
-PICTURE_NAME = "loss.png"
+PICTURES = {"loss_curve": "loss.png", "gradient_norms": "gradient_norm.png"}
 CHECKPOINTS_FOLDER = "checkpoints"
 CHECKPOINT_FOLDER = "checkpoint"
+EVENTS_FOLDER = "events"
+BY_HAND_FOLDER = "by_hand"  # of runs without Dagster, which say another with --output
+MAX_POOL_CURVES = 6  # in one picture, beside training and validation
 
 
 class TrainingOverrides(dg.Config):
@@ -49,21 +58,19 @@ def build_training_run(
     inputs = {source.asset: {"identity": source.identity, "digest": source.digest}}
     identity = artifact_identity("varlen_training_run", WHOLE, inputs, settings, TRAINING_VERSION)
     unfinished = stage.store.root / UNFINISHED_FOLDER / identity
-    measured: dict[str, float] = {}
+    measured: dict[str, Any] = {}
 
     def write(folder: Path) -> dict[str, Any]:
         unfinished.mkdir(parents=True, exist_ok=True)
         with locked(unfinished):  # two runs of one identity take turns over its checkpoints
-            result = _train(stage, token_shards, packing_plan, settings, unfinished / CHECKPOINTS_FOLDER)
+            result = _train(stage, _job(stage, token_shards, packing_plan, settings, unfinished))
             shutil.copytree(result.checkpoint, folder / CHECKPOINT_FOLDER)
-        measured.update(seconds_of_training=result.seconds, resumed_from_step=result.resumed_from)
-        if not result.resumed_from:
-            measured.update(tokens_per_second=result.tokens / result.seconds)
-            measured.update(hours_that_padding_would_add=_padding_hours(stage, token_shards, result))
-        curves = {"train": list(result.losses), "validation": [list(point) for point in result.validation]}
+        measured.update(_measured(stage, token_shards, result))
+        curves = _curves(result)
         write_json(curves, folder / CURVES_NAME)
-        (folder / PICTURE_NAME).write_bytes(_loss_picture(curves))
-        return _counts(result)
+        (folder / PICTURES["loss_curve"]).write_bytes(_loss_picture(curves))
+        (folder / PICTURES["gradient_norms"]).write_bytes(_norm_picture(curves))
+        return {**_counts(result), "vocab_size": _vocabulary(token_shards)}
 
     ref = stage.materialize(
         asset="varlen_training_run", inputs=inputs, parameters=settings, version=TRAINING_VERSION, write=write
@@ -71,28 +78,41 @@ def build_training_run(
     if unfinished.exists():  # only what is sealed makes the checkpoints superfluous
         with locked(unfinished):
             shutil.rmtree(unfinished / CHECKPOINTS_FOLDER, ignore_errors=True)
-    folder = stage.folder(ref)
-    picture = (folder / PICTURE_NAME).read_bytes()
-    metadata = asset_metadata(stage, ref) | {
-        "loss_curve": picture_metadata(picture, "training and validation loss by step"),
-        **measured,
-    }
-    return Sealed(ref=ref, metadata=metadata)
+    folder, events = stage.folder(ref), unfinished / EVENTS_FOLDER
+    pictures = {name: picture_metadata((folder / file).read_bytes(), name) for name, file in PICTURES.items()}
+    if events.is_dir():
+        measured["event_files"] = dg.MetadataValue.path(str(events))
+    return Sealed(ref=ref, metadata=asset_metadata(stage, ref) | pictures | measured)
 
 
 def _settings(stage: Stage, packing_plan: DeviceInput, overrides: TrainingOverrides) -> dict[str, Any]:
-    """The recipe's training section with this run's values, and the device and dtype that `auto` stands for here."""
+    """The recipe's training section with this run's values, and what each `auto` of it stands for here."""
     training = stage.recipe.training
     device = device_type(packing_plan.device)
     automatic = "bfloat16" if device == "cuda" else "float32"
+    chosen = training.dtype if packing_plan.dtype == "auto" else packing_plan.dtype
+    dtype = automatic if chosen == "auto" else chosen
     return {
         **training.model_dump(mode="json"),
         "steps": overrides.steps or training.steps,
         "learning_rate": overrides.learning_rate or training.learning_rate,
-        "dtype": automatic if training.dtype == "auto" else training.dtype,
+        "dtype": dtype,
         "device": device,
+        "attention": _backend(device, dtype) if training.attention == "auto" else training.attention,
         "eval_microbatch_tokens": stage.recipe.packs.eval_microbatch_tokens,
     }
+
+
+def _backend(device: str, dtype: str) -> str:
+    """The attention that `auto` stands for; torch is asked only where a GPU had it loaded anyway."""
+    if device == "cpu":
+        return "sdpa"
+    import torch
+
+    from training_io.attention import choose_backend
+    from training_io.train_config import DTYPES
+
+    return choose_backend(torch.device(device), DTYPES[dtype])
 
 
 def stream_specs(
@@ -111,6 +131,7 @@ def stream_specs(
                 split=split,
                 device=packing_plan.device,
                 prefetch_depth=packing_plan.prefetch_depth,
+                constant_shape=stage.recipe.training.compile and split == "train",
             )
             for split in splits
         }
@@ -130,46 +151,125 @@ def stream_specs(
     }
 
 
-def _train(
+def _job(
     stage: Stage,
     token_shards: DeviceInput,
     packing_plan: DeviceInput,
-    settings: dict[str, Any],
-    checkpoint_dir: Path,
-) -> "TrainResult":
-    from training_io.train import TrainConfig, train
+    settings: Mapping[str, Any],
+    unfinished: Path,
+) -> "TrainJob":
+    """What `python -m training_io.train` makes of its options, made of the recipe."""
+    from training_io.train_config import TrainConfig
+    from training_io.train_job import TrainJob
 
     training = stage.recipe.training
     specs = stream_specs(stage, token_shards, packing_plan)
-    config = TrainConfig(
-        steps=settings["steps"],
-        learning_rate=settings["learning_rate"],
-        warmup_steps=min(training.warmup_steps, settings["steps"]),  # the launchpad may shorten a run
-        weight_decay=training.weight_decay,
-        grad_clip=training.grad_clip,
-        seed=training.seed,
-        eval_every=training.eval_every,
-        eval_steps=training.eval_microbatches,
-        checkpoint_every=training.checkpoint_every,
-        device=settings["device"],
-        dtype=settings["dtype"],
-        num_threads=training.num_threads,
-    )
-
-    def say(progress: "Progress") -> None:
-        stage.say(
-            f"varlen_training_run step {progress.step:,} of {progress.steps:,}: loss {progress.loss:.3f},"
-            f" {progress.tokens_per_second:,.0f} tokens/s, {progress.eta_seconds:.0f} s left"
-        )
-
-    return train(
-        specs["train"],
-        model_config(stage, vocab_size=_vocabulary(token_shards)),
-        config,
-        checkpoint_dir,
+    return TrainJob(
+        spec=specs["train"],
         validation=specs.get("validation"),
-        on_progress=say,
+        model_config=model_config(stage, vocab_size=_vocabulary(token_shards)),
+        config=TrainConfig(
+            steps=settings["steps"],
+            learning_rate=settings["learning_rate"],
+            warmup_steps=min(training.warmup_steps, settings["steps"]),  # the launchpad may shorten a run
+            weight_decay=training.weight_decay,
+            grad_clip=training.grad_clip,
+            seed=training.seed,
+            eval_every=training.eval_every,
+            eval_steps=training.eval_microbatches,
+            checkpoint_every=training.checkpoint_every,
+            device=settings["device"] if packing_plan.device == "auto" else packing_plan.device,
+            dtype=settings["dtype"],
+            attention_backend=settings["attention"],
+            compile=training.compile,
+            num_threads=training.num_threads,
+        ),
+        checkpoint_dir=unfinished / CHECKPOINTS_FOLDER,
+        events_dir=unfinished / EVENTS_FOLDER,
+        recipe_identity=identity_of(parameters_that_matter(stage.recipe, "varlen_training_run")),
     )
+
+
+def training_options(pipeline: Pipeline, plan: Path | None = None) -> list[str]:
+    """Options of `python -m training_io.train` for the recipe: on the plan given, else on the latest artifact."""
+    training, windows = pipeline.recipe.training, pipeline.recipe.training.windows
+    if windows is None or plan is not None:
+        data = {"--plan": plan or pipeline.store.open(pipeline.resolve("packing_plan"))[0]}
+    else:
+        data = {
+            "--shards": pipeline.store.open(pipeline.resolve("token_shards"))[0],
+            "--window-length": windows.length,
+            "--batch-size": windows.batch_size,
+            "--accumulation": windows.accumulation,
+        }
+    values = {
+        **data,
+        "--model": ",".join(f"{name}={value}" for name, value in training.model.model_dump().items()),
+        "--steps": training.steps,
+        "--learning-rate": training.learning_rate,
+        "--warmup-steps": training.warmup_steps,
+        "--weight-decay": training.weight_decay,
+        "--grad-clip": training.grad_clip,
+        "--seed": training.seed,
+        "--eval-every": training.eval_every,
+        "--eval-steps": training.eval_microbatches,
+        "--checkpoint-every": training.checkpoint_every,
+        "--dtype": training.dtype,
+        "--attention": training.attention,
+        "--num-threads": training.num_threads,
+        "--output": pipeline.store.root / UNFINISHED_FOLDER / BY_HAND_FOLDER,
+    }
+    flags = {
+        "--document-mask": windows is not None and plan is None and windows.document_mask,
+        "--compile": training.compile,
+    }
+    return [
+        *(text for name, value in values.items() for text in (name, str(value))),
+        *(name for name, is_set in flags.items() if is_set),
+    ]
+
+
+def _train(stage: Stage, job: "TrainJob") -> "TrainResult":
+    """Train as far as it goes; a run that a signal ended is saved, and is not sealed."""
+    from training_io.train_job import train_on_ranks
+
+    result = train_on_ranks(job, stage.recipe.training.num_ranks, lambda progress: stage.say(progress_line(progress)))
+    if result.is_stopped:  # Dagster's handler has raised already, where Dagster handles signals
+        raise dg.DagsterExecutionInterruptedError
+    return result
+
+
+def progress_line(progress: "Progress") -> str:
+    """Where a run is, as its log says it; positions are those of all steps so far."""
+    positions = progress.positions
+    utilisation = "" if progress.mfu is None else f", MFU {progress.mfu:.1%}"
+    validation = "" if progress.validation_loss is None else f", validation {progress.validation_loss:.3f}"
+    return (
+        f"varlen_training_run step {progress.step:,} of {progress.steps:,}: loss {progress.loss:.3f}{validation},"
+        f" gradient {progress.gradient_norm:.2f}, {progress.tokens_per_second:,.0f} tokens/s{utilisation},"
+        f" {progress.eta_seconds:.0f} s left; loss over {positions.body + positions.eos:,} ="
+        f" {positions.body:,} body + {positions.eos:,} EOS, overlap {positions.overlap:,}, slack"
+        f" {positions.slack:,}, padding {positions.padding:,}"
+    )
+
+
+def _measured(stage: Stage, token_shards: DeviceInput, result: "TrainResult") -> dict[str, Any]:
+    """What a run took: it differs from run to run, so it is on the page and not in the artifact."""
+    measured: dict[str, Any] = {
+        "seconds_of_training": result.seconds,
+        "resumed_from_step": result.resumed_from,
+        **{f"{kind}_hours": hours for kind, hours in result.device_hours.items()},
+    }
+    if (reason := why_cpu(token_shards.device)) is not None:
+        measured["device_reason"] = reason
+    if not result.resumed_from:
+        measured["tokens_per_second"] = result.tokens / result.seconds
+        measured["hours_that_padding_would_add"] = _padding_hours(stage, token_shards, result)
+    if result.tokens_per_second:
+        steps, rates = zip(*result.tokens_per_second, strict=True)
+        picture = line_picture("Speed", "step", "tokens a second", {"training": (steps, rates)})
+        measured["speed"] = picture_metadata(picture, "tokens a second")
+    return measured
 
 
 def _padding_hours(stage: Stage, token_shards: DeviceInput, result: "TrainResult") -> float:
@@ -197,6 +297,17 @@ def _vocabulary(token_shards: DeviceInput) -> int:
     return int(load_manifest(token_shards.folder).counts["vocab_size"])
 
 
+def _curves(result: "TrainResult") -> dict[str, Any]:
+    """Every number by step that follows from data and settings."""
+    by_pool = result.validation_by_pool
+    return {
+        "train": list(result.losses),
+        "gradient_norms": list(result.gradient_norms),
+        "validation": [list(point) for point in result.validation],
+        "validation_by_pool": {pool: [list(point) for point in points] for pool, points in by_pool.items()},
+    }
+
+
 def _counts(result: "TrainResult") -> dict[str, Any]:
     return {
         "steps": result.steps,
@@ -205,18 +316,27 @@ def _counts(result: "TrainResult") -> dict[str, Any]:
         "final_training_loss": result.losses[-1],
         **({"first_validation_loss": result.validation[0][1]} if result.validation else {}),
         **({"final_validation_loss": result.validation[-1][1]} if result.validation else {}),
+        **{f"final_validation_loss_of_{pool}": points[-1][1] for pool, points in result.validation_by_pool.items()},
+        **{f"{name}_positions": number for name, number in asdict(result.positions).items()},
         "attention": result.backend,
         "device": result.device,
     }
 
 
-def _loss_picture(curves: dict[str, Any]) -> bytes:
-    steps, losses = zip(*curves["validation"], strict=True) if curves["validation"] else ((), ())
-    series = {
-        "training": (list(range(1, len(curves["train"]) + 1)), curves["train"]),
-        "validation": (list(steps), list(losses)),
-    }
+def _loss_picture(curves: Mapping[str, Any]) -> bytes:
+    """Training and validation by step, and validation by pool where there are several."""
+    by_pool = list(curves["validation_by_pool"].items())
+    held_out = {"validation": curves["validation"]}
+    if len(by_pool) > 1:
+        held_out |= {f"validation, {pool}": points for pool, points in by_pool[:MAX_POOL_CURVES]}
+    series = {"training": (range(1, len(curves["train"]) + 1), curves["train"])}
+    series |= {name: tuple(zip(*points, strict=True)) for name, points in held_out.items() if points}
     return line_picture("Loss", "step", "nats a token", series)
+
+
+def _norm_picture(curves: Mapping[str, Any]) -> bytes:
+    norms = curves["gradient_norms"]
+    return line_picture("Gradient norm, before clipping", "step", "norm", {"norm": (range(1, len(norms) + 1), norms)})
 
 
 @dg.asset(

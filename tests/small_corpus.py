@@ -31,6 +31,7 @@ import asset_checks.clusters
 import asset_checks.handoff
 import asset_checks.headroom
 import asset_checks.hits
+import asset_checks.ledger
 import asset_checks.packs
 import asset_checks.references
 import asset_checks.removals
@@ -45,6 +46,7 @@ from asset_checks.verdicts import Verdict
 from pipeline_assets import (
     clusters,
     handoff,
+    ledger,
     packs,
     shards,
     signatures,
@@ -77,6 +79,7 @@ CHECK_MODULES = (
     asset_checks.splits,
     asset_checks.shards,
     asset_checks.packs,
+    asset_checks.ledger,
     asset_checks.headroom,
     asset_checks.handoff,
     asset_checks.training,
@@ -400,6 +403,7 @@ def build(recipe: Path, home: Path, upto: str = "handoff_package") -> Built:
         lambda: fan_out(*cutting, *["document_tokens split_documents tokenizer"] * 2),
         lambda: whole(packs.build_plan, "token_shards"),
         lambda: whole(packs.build_stats, "token_shards packing_plan"),
+        lambda: whole(ledger.build_ledger, "token_shards packing_plan"),
         lambda: whole(handoff.build_package, f"{raw} split_documents tokenizer token_shards packing_plan"),
     ]
     any(step() for step in steps)
@@ -428,7 +432,7 @@ def artifact_files(home: Path, *, leave_out: Sequence[str] = ()) -> dict[str, st
         for path in sorted(home.rglob("*"))
         if path.is_file()
         and path.name != "run.json"
-        and path.relative_to(home).parts[0] not in ("_references", "_verdicts", "dagster", *leave_out)
+        and path.relative_to(home).parts[0] not in ("_references", "_training", "_verdicts", "dagster", *leave_out)
     }
 
 

@@ -23,14 +23,18 @@ MAY_IMPORT = {
     "definitions": {"training_io", "transforms", "resources", "stages", "asset_checks"},
 }
 
-TORCH_HALF = {"attention", "checkpoint", "loader", "loss", "model", "staging", "stream", "train"}
+TORCH_HALF = {
+    "attention", "branching", "checkpoint", "evaluation", "flops", "loader", "loss", "model", "preflight", "ranks",
+    "run", "staging", "stream", "train", "train_command", "train_config", "train_job",
+}  # fmt: skip
 DAGSTERS_DOOR = {"training_io.gpu_io_manager"}
 # Used where it is there, while a function runs: a recipe given to `inspect` is YAML, a package's self-test encodes again,
-# a Hugging Face dataset is Arrow.
+# a Hugging Face dataset is Arrow, and event files are TensorBoard's.
 OPTIONAL = {
     "training_io.inspection": {"yaml"},
     "training_io.handoff": {"tokenizers"},
     "training_io.export_datasets": {"pyarrow"},
+    "training_io.event_files": {"tensorboard"},
 }
 # These import torch while they run, never when they are loaded.
 RUN_TORCH = {"pipeline_assets.training", "asset_checks.training"}

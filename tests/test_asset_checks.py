@@ -22,6 +22,8 @@ from small_corpus import CHECK_NAMES, HELD_OUT, Built, doc_id, judged
 
 from pipeline_assets.clusters import EVIDENCE_NAME, slice_name
 from pipeline_assets.floors import FLOORS_NAME
+from pipeline_assets.packs import plan_split
+from pipeline_assets.schemas import MixtureLedger, arrow_schema
 from pipeline_assets.scurve import BINS_NAME, PAIRS_NAME, curve_of, write_curve
 from pipeline_assets.stripes import UNITS_NAME, units_in
 from pipeline_assets.tokenizer_report import REPORT_NAME
@@ -35,6 +37,8 @@ from resources.tokenizer import load_tokenizer
 from training_io.errors import FormatError
 from training_io.hashing import sha256_file
 from training_io.manifest import MANIFEST_NAME, RUN_NAME, load_manifest, quarantine_reasons
+from training_io.mixture import MixtureStage
+from training_io.plan import load_plan, write_plan
 
 EOS_ID = 0
 
@@ -387,16 +391,51 @@ def misstate_ids(built: Built) -> str:
 
 
 def spoil_a_weight(built: Built) -> str:
+    def spoil(payload: dict[str, Any]) -> None:
+        next(iter(payload["model"].values())).view(-1)[0] = float("nan")
+
+    change_checkpoint(built, spoil)
+    return "segment"
+
+
+def spoiling_a_weight(needle: str) -> Callable[[Built], str]:
+    """The same poison; what is found says the needle."""
+
+    def poison(built: Built) -> str:
+        spoil_a_weight(built)
+        return needle
+
+    return poison
+
+
+def change_checkpoint(built: Built, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change what the run's checkpoint holds and let its record agree."""
     folder = whole(built, "varlen_training_run")
     state = folder / "checkpoint" / "state.pt"
     payload = torch.load(state, weights_only=True)
-    next(iter(payload["model"].values())).view(-1)[0] = float("nan")
+    change(payload)
     torch.save(payload, state)
     record = json.loads((folder / "checkpoint" / "checkpoint.json").read_bytes())
     record |= {"bytes": state.stat().st_size, "sha256": sha256_file(state)}
     (folder / "checkpoint" / "checkpoint.json").write_text(json.dumps(record))
     seal_again(built, folder)
-    return "segment"
+
+
+def skip_a_step(built: Built) -> str:
+    def advance(payload: dict[str, Any]) -> None:
+        payload["stream"]["next_step"] += 1
+
+    change_checkpoint(built, advance)
+    return "other inputs than its packs or windows hold"
+
+
+def raise_the_first_loss(built: Built) -> str:
+    path = whole(built, "varlen_training_run") / "curves.json"
+    curves = json.loads(path.read_bytes())
+    curves["train"][0] = 99.5
+    path.write_text(json.dumps(curves))
+    seal_again(built, path.parent)
+    return "99.50"
 
 
 def raise_the_last_loss(built: Built) -> str:
@@ -415,6 +454,28 @@ def misstate_the_inventory(built: Built) -> str:
     path.write_text(json.dumps(report), encoding="utf-8")
     seal_again(built, path.parent)
     return f"{report['inventory'][1]['pool']}: the report says"
+
+
+def misstate_a_quota(built: Built) -> str:
+    """A plan of a mixture in the place of the plan without one, one quota of which is another number."""
+    folder = whole(built, "packing_plan")
+    plan = load_plan(folder, "train")
+    base = MixtureStage(name="base", tokens=plan.num_targets, shares={"alpha": "1", "beta": "1"})
+    mixed = plan_split(built.stage, built.refs["token_shards"], "train", (base,))
+    (stage,) = mixed.stages
+    quotas = {**stage.quotas, "beta": stage.quotas["beta"] // 2}
+    write_plan(folder / "train", replace(mixed, stages=(replace(stage, quotas=quotas),)), built.folder("token_shards"))
+    seal_again(built, folder)
+    return "stage base, pack"
+
+
+def misstate_the_ledger(built: Built) -> str:
+    path = whole(built, "mixture_ledger") / "ledger.parquet"
+    rows = pq.read_table(path).to_pylist()
+    rows[1]["eos_tokens"] += 1
+    pq.write_table(pa.Table.from_pylist(rows, schema=arrow_schema(MixtureLedger)), path)
+    seal_again(built, path.parent)
+    return f"pool {rows[1]['pool']}: expected eos_tokens"
 
 
 POISONS: dict[str, Callable[[Built], str]] = {
@@ -445,9 +506,19 @@ POISONS: dict[str, Callable[[Built], str]] = {
     "every_pair_comes_exactly_once": repeat_a_segment,
     "no_pack_is_over_capacity": overfill_a_pack,
     "batches_are_well_formed": misstate_the_denominator,
+    "every_window_keeps_its_quotas": misstate_a_quota,
+    "ledger_is_what_the_plan_reads": misstate_the_ledger,
     "tokens_suffice_for_the_training_steps": take_more_packs_a_step,
     "handoff_self_test_passes": misstate_ids,
     "no_token_sees_another_document": spoil_a_weight,
+    "packed_equals_separate": spoiling_a_weight("logits: expected equal"),
+    "padding_changes_nothing": spoiling_a_weight("loss: expected equal"),
+    "positions_restart_with_each_document": spoiling_a_weight("logits at running positions"),
+    "loss_knows_no_microbatches": spoiling_a_weight("a mean of means: expected another result"),
+    "attention_backends_agree": spoiling_a_weight("flex: logits: expected equal"),
+    "resumed_sampler_gives_the_next_step": skip_a_step,
+    "first_loss_is_that_of_guessing": raise_the_first_loss,
+    "one_pack_can_be_overfitted": spoiling_a_weight("found nan"),
     "validation_loss_falls": raise_the_last_loss,
 }
 

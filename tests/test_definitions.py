@@ -38,8 +38,16 @@ BLOCKING = {
     "every_pair_comes_exactly_once",
     "no_pack_is_over_capacity",
     "batches_are_well_formed",
+    "every_window_keeps_its_quotas",
+    "ledger_is_what_the_plan_reads",
     "handoff_self_test_passes",
     "no_token_sees_another_document",
+    "packed_equals_separate",
+    "padding_changes_nothing",
+    "positions_restart_with_each_document",
+    "loss_knows_no_microbatches",
+    "attention_backends_agree",
+    "resumed_sampler_gives_the_next_step",
 }
 WARNING = {
     "s_curve_matches_formula",
@@ -47,6 +55,8 @@ WARNING = {
     "bytes_a_token_is_in_the_recipe_range",
     "every_pool_is_in_every_split",
     "tokens_suffice_for_the_training_steps",
+    "first_loss_is_that_of_guessing",
+    "one_pack_can_be_overfitted",
     "validation_loss_falls",
 }
 

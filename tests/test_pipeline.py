@@ -14,18 +14,27 @@ import pyarrow as pa
 import pytest
 import small_corpus
 from small_corpus import CHECK_NAMES, EXACT, TRAINING, Built, doc_id, judged
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from pipeline_assets.recipe import STAGES
+from pipeline_assets.report import MAX_PICTURE_BYTES
 from pipeline_assets.stripes import units_in
+from pipeline_assets.training import progress_line, training_options
 from resources.tables import read_json, read_table
 from training_io.document_index import DocumentIndex, read_index
 from training_io.manifest import load_manifest
 from training_io.plan import load_plan
+from training_io.progress import Positions, Progress
 from training_io.shard_format import read_shard
 
 ISOLATION = "no_token_sees_another_document"
-DATA_CHECKS = [name for name in CHECK_NAMES if name not in (ISOLATION, "validation_loss_falls")]
+DATA_CHECKS = [name for name in CHECK_NAMES if TRAINING not in small_corpus.assets_read_by(name)]
 CHECKS_OF_SPLITS = ("no_document_is_in_two_splits", "no_cluster_is_in_two_splits", "no_reference_text_is_in_validation")
+
+
+def not_passed(result: dg.ExecuteInProcessResult) -> set[str]:
+    """Names of the checks that failed or warned."""
+    return {name for name, evaluation in small_corpus.evaluations(result).items() if not evaluation.passed}
 
 
 def another_recipe(built: Built, name: str, changes: dict[str, Any]) -> Path:
@@ -168,6 +177,95 @@ class TestCleanRun:
         assert index.token_dtype == "uint16"
         header = np.fromfile(clean.folder("token_shards") / index.shard_files[0], "<i4", 3)
         assert header.tolist() == [20240520, 1, index.shard_tokens[0]]
+
+
+class TestTraining:
+    def test_its_page_shows_curves_and_where_its_positions_went(self, clean: Built) -> None:
+        assert clean.result is not None
+        page = small_corpus.materialized_metadata(clean.result)[TRAINING]
+        for picture in ("loss_curve", "gradient_norms", "speed"):
+            assert 1_000 < len(page[picture]) < 1.4 * MAX_PICTURE_BYTES, picture
+        plan = load_plan(clean.folder("packing_plan"), "train")
+        packs = np.arange(3 * plan.packs_per_step)
+        assert plan.num_steps > 3, "the three steps are of one epoch"
+        documents, _, ends = plan.locate(plan.segments_of(packs))
+        num_eos = int((ends == plan.index.lengths[documents] - 1).sum())
+        assert num_eos > 0
+        assert page["eos_positions"] == num_eos
+        assert page["body_positions"] + num_eos == page["tokens"] == int(plan.pack_targets[packs].sum())
+        assert page["slack_positions"] == len(packs) * plan.capacity - page["tokens"]
+        assert (page["overlap_positions"], page["padding_positions"]) == (0, 0)
+        assert {name for name in page if name.startswith("final_validation_loss")} == {
+            "final_validation_loss",
+            "final_validation_loss_of_alpha",
+            "final_validation_loss_of_beta",
+        }
+
+    def test_its_log_says_where_it_is(self) -> None:
+        progress = Progress(
+            step=20,
+            steps=100,
+            loss=7.25,
+            gradient_norm=1.5,
+            learning_rate=0.1,
+            validation_loss=8.0,
+            validation_by_pool={},
+            tokens=1_024,
+            positions=Positions(body=1_000, eos=24, overlap=5, slack=7),
+            tokens_per_second=2_500.0,
+            mfu=0.456,
+            eta_seconds=30.0,
+        )
+        assert progress_line(progress) == (
+            "varlen_training_run step 20 of 100: loss 7.250, validation 8.000, gradient 1.50, 2,500 tokens/s, MFU 45.6%,"
+            " 30 s left; loss over 1,024 = 1,000 body + 24 EOS, overlap 5, slack 7, padding 0"
+        )
+
+    def test_a_context_of_two_tokens_is_trained_and_judged(self, copy: Built) -> None:
+        packs = {"max_seq_len": 2, "capacity": 2, "batch_size": 1, "eval_microbatch_tokens": 64}
+        recipe = another_recipe(copy, "two", {"packs": {**small_corpus.RECIPE["packs"], **packs}})
+        result = small_corpus.materialize(recipe, copy.home, "packing_plan", TRAINING)
+        assert result.success, small_corpus.failures(result)
+        assert not_passed(result) <= {"one_pack_can_be_overfitted", "validation_loss_falls"}, "6 targets in 3 steps"
+
+    def test_tensorboard_reads_its_losses(self, clean: Built) -> None:
+        assert clean.result is not None
+        events = Path(small_corpus.materialized_metadata(clean.result)[TRAINING]["event_files"])
+        assert not events.is_relative_to(clean.folder(TRAINING)), "they hold times: no two runs write the same"
+        (path,) = events.iterdir()
+        losses = {
+            event.step: value.tensor.float_val[0]
+            for event in EventFileLoader(str(path)).Load()
+            for value in event.summary.value
+            if value.tag == "loss"
+        }
+        recorded = read_json(clean.folder(TRAINING) / "curves.json")["train"]
+        assert losses == {3: np.float32(recorded[2])}
+
+    def test_the_command_trains_like_the_asset(self, clean: Built, copy: Built) -> None:
+        output, report = copy.home.parent / "by hand", copy.home.parent / "result.json"
+        arguments = ("train", "--output", str(output), "--json", str(report))
+        done = small_corpus.run_command(copy.recipe, copy.home, *arguments)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("python -m training_io.train --plan ")
+        curves, result = read_json(clean.folder(TRAINING) / "curves.json"), read_json(report)
+        assert result["losses"] == curves["train"]
+        assert result["validation"] == curves["validation"]
+        again = small_corpus.run_command(copy.recipe, copy.home, *arguments)
+        assert again.returncode == 1
+        assert "Give --resume" in again.stderr
+
+    def test_the_command_takes_the_windows_of_the_recipe(self, copy: Built) -> None:
+        windows = {**small_corpus.WINDOWS["training.windows"], "document_mask": True}
+        recipe = another_recipe(copy, "masked", {**small_corpus.WINDOWS, "training.windows": windows})
+        pipeline, plan = small_corpus.open_stage(recipe, copy.home).pipeline, copy.folder("packing_plan")
+        options = training_options(pipeline)
+        assert options[:2] == ["--shards", str(copy.folder("token_shards"))]
+        assert options[2:8] == ["--window-length", "32", "--batch-size", "2", "--accumulation", "1"]
+        assert options[-1] == "--document-mask"
+        options = training_options(pipeline, plan)
+        assert options[:2] == ["--plan", str(plan)]
+        assert "--document-mask" not in options
 
 
 class TestSecondRun:
@@ -367,6 +465,18 @@ class TestSettings:
         assert doc_id(small_corpus.HELD_OUT) not in {row["doc_id"] for row in split_rows(other)}
         assert_laws_hold(other, ["one_document_is_kept_per_cluster", "every_removal_has_evidence", *CHECKS_OF_SPLITS])
 
+    def test_an_overlap_is_planned_judged_and_trained_on(self, clean: Built, copy: Built) -> None:
+        other = rebuilt(copy, "overlap", {"packs.overlap": 8}, upto="packing_plan")
+        assert other.refs["token_shards"].digest == clean.refs["token_shards"].digest
+        counts = other.refs["packing_plan"].counts["splits"]["train"]
+        assert counts["targets"] == clean.refs["packing_plan"].counts["splits"]["train"]["targets"]
+        assert counts["repeated"] > 0
+        plan = load_plan(other.folder("packing_plan"))
+        assert counts["utilisation"] == plan.num_inputs / (plan.num_packs * plan.capacity) <= 1
+        result = small_corpus.materialize(other.recipe, copy.home, "packing_plan", "packing_stats", TRAINING)
+        assert result.success, small_corpus.failures(result)
+        assert all(evaluation.passed for evaluation in small_corpus.evaluations(result).values())
+
     def test_windows_are_trained_on_and_the_isolation_check_says_so(self, copy: Built) -> None:
         recipe = another_recipe(copy, "windows", small_corpus.WINDOWS)
         result = small_corpus.materialize(recipe, copy.home, TRAINING)
@@ -375,6 +485,7 @@ class TestSettings:
         assert not evaluation.passed
         assert evaluation.severity.value == "WARN"
         assert "the recipe chose windows of 32 tokens without a document mask" in str(evaluation.description)
+        assert not_passed(result) == {ISOLATION, "positions_restart_with_each_document"}
 
     def test_windows_with_a_mask_are_judged_like_packs(self, copy: Built) -> None:
         windows = {**small_corpus.WINDOWS["training.windows"], "document_mask": True}
@@ -385,6 +496,7 @@ class TestSettings:
         assert evaluation.passed
         assert "0 of " in str(evaluation.description)
         assert "0 of 0" not in str(evaluation.description)
+        assert not_passed(result) == set()
 
 
 class TestRealText:
