@@ -6,12 +6,19 @@ BIN := .venv/bin
 export CORPUSMILL_HOME ?= $(CURDIR)/.corpusmill
 export DAGSTER_HOME := $(abspath $(CORPUSMILL_HOME))/dagster
 
-.PHONY: run prepare ui test lint env env-prepare env-test bench
+.PHONY: run fineweb prepare train ui test lint env env-prepare env-test bench bench-gpu
 
 run: env            ## materialize every asset with all checks, training included
 	$(BIN)/python -m pipeline_assets run
 
 prepare: env-prepare ## the same without training: no torch needed
+	$(BIN)/python -m pipeline_assets run --without-training
+
+train: env          ## train without Dagster on the latest plan, or on PLAN=…; ARGS="--steps 200 --resume" go behind
+	$(BIN)/python -m pipeline_assets train $(if $(PLAN),--plan "$(PLAN)") $(ARGS)
+
+fineweb: export CORPUSMILL_RECIPE := fineweb-lab
+fineweb: env-prepare ## the recipe fineweb-lab from the Hub, without training: needs the network
 	$(BIN)/python -m pipeline_assets run --without-training
 
 ui: env             ## Dagster's UI and daemon on the same home, one port, loopback only
@@ -28,6 +35,9 @@ lint: env-test      ## lint, format, types
 
 bench: env          ## side-by-side measurements: a table, and JSON in bench-results/
 	$(BIN)/python benchmarks/run.py
+
+bench-gpu: env      ## attention backends side by side on a GPU: JSON in bench-results/
+	$(BIN)/python benchmarks/gpu.py
 
 env: .venv/.train
 env-prepare: .venv/.prepare

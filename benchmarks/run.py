@@ -39,6 +39,8 @@ ENTRIES = (
     "packing",
     "assembly",
     "windows",
+    "ranges",
+    "training",
     "whole_flow",
 )
 NEED_TEXT = frozenset({"signatures", "pathological", "deduplication", "tokenizing", "whole_flow"})

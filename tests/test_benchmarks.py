@@ -2,6 +2,7 @@
 judges a time.
 """
 
+import dataclasses
 import doctest
 import importlib
 import importlib.util
@@ -16,12 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from pipeline_assets.recipe import load_recipe
 from pipeline_assets.transforms.jaccard import jaccard_of_pairs
 from pipeline_assets.transforms.minhash import MinHashParams, sign_documents
 from resources.tokenizer import train_tokenizer
+from training_io.attention import BACKENDS, attend_sdpa
 from training_io.errors import InvariantBroken, SourceError
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -363,11 +366,15 @@ def test_quality_of_nothing_is_perfect(load):
 def test_packing_refuses_to_time_a_wrong_packing(load):
     packing = load("packing")
     lengths = np.minimum(packing.web_lengths(500), packing.CAPACITY)
-    peer = packing.Peer(name="x", num_packs=100, num_packs_in_batches=110)
+    peer = packing.Peer(script="x.py", name="x", num_packs=100, num_packs_in_batches=110)
     packed = packing.pack(lengths, packing.CAPACITY)
-    row = packing.row_of("oldest_first", lengths, packed, {"oldest_first": (1.0,), "peer": (2.0,)}, peer)
+    row = packing.row_of("oldest_first", lengths, packed, {"oldest_first": (1.0,), "x.py": (2.0,)}, peer)
     assert row.amount == lengths.sum() / 1e6
     assert row.extra["peer_waste_percent_in_batches"] > row.extra["peer_waste_percent"] > row.extra["waste_percent"]
+    at_once = dataclasses.replace(peer, script="y.py", num_packs_in_batches=None)
+    row = packing.row_of("oldest_first", lengths, packed, {"oldest_first": (1.0,), "y.py": (3.0,)}, at_once)
+    assert row.peer_seconds == (3.0,)
+    assert "peer_waste_percent_in_batches" not in row.extra
     order, ends = np.arange(500), np.arange(501)
     packing.require_sound("x", lengths, order, ends)
     with pytest.raises(InvariantBroken, match="each segment once"):
@@ -417,6 +424,175 @@ def test_windows_are_measured_from_four_places_and_refused_when_wrong(load, tmp_
         windows.require_right_tokens([(x, y + 1)])
     with pytest.raises(InvariantBroken, match="rows are runs of the stream"):
         windows.require_right_tokens([(x[:, ::-1], y)])
+
+
+def test_ranges_are_measured_against_the_local_file(load, tmp_path, monkeypatch):
+    ranges = load("ranges")
+    monkeypatch.setattr(ranges, "NUM_GROUPS", 6)
+    monkeypatch.setattr(ranges, "ROWS_PER_GROUP", 60)
+    bench = load("bench").Bench(runs=2, max_bytes=1, peers_dir=tmp_path, tokenizer_path=None, scratch=tmp_path)
+    (row,) = ranges.measure(bench)
+    assert (len(row.ours_seconds), len(row.peer_seconds)) == (2, 2)
+    assert 1 <= row.extra["bytes_ratio"] <= 1.1
+    assert row.amount * 1e9 < 0.5 * (tmp_path / "ranges" / "000.parquet").stat().st_size
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_training_is_compared_with_padded_rows_and_refused_when_it_differs(load, tmp_path, monkeypatch):
+    training = load("training")
+    for name, value in {"NUM_BATCHES": 2, "DOCUMENTS_PER_BATCH": 3, "MAX_SEQ_LEN": 12}.items():
+        monkeypatch.setattr(training, name, value)
+    monkeypatch.setattr(training, "web_lengths", lambda num: np.arange(num) * 5 % 12 + 2)  # 2 7 12 5 10 3
+    bench = load("bench").Bench(runs=2, max_bytes=1, peers_dir=tmp_path, tokenizer_path=None, scratch=tmp_path)
+    (row,) = training.measure(bench)
+    assert (row.amount, len(row.ours_seconds), len(row.peer_seconds)) == (39, 2, 2)
+    assert row.extra["peer_padding_percent"] == pytest.approx(100 * (1 - 39 / (3 * 12 + 3 * 10)))
+    assert [bar.figure for bar in row.bars] == ["ratio"]
+
+
+def test_padded_rows_hold_the_same_pairs_and_nothing_else_to_learn(load):
+    training = load("training")
+    documents = [np.arange(10, 14), np.arange(20, 22), np.arange(30, 33)]
+    flat, padded = training.flat_batch(documents), training.padded_batch(documents)
+    assert flat.inputs.tolist() == [10, 11, 12, 20, 30, 31]
+    assert flat.targets.tolist() == [11, 12, 13, 21, 31, 32]
+    assert flat.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
+    assert (flat.cu_seqlens.tolist(), flat.max_seqlen, flat.num_targets) == ([0, 3, 4, 6], 3, 6)
+    assert padded.inputs.tolist() == [10, 11, 12, 20, 0, 0, 30, 31, 0]
+    assert padded.targets.tolist() == [11, 12, 13, 21, -100, -100, 31, 32, -100]
+    assert padded.position_ids.tolist() == [0, 1, 2] * 3
+    assert (padded.cu_seqlens.tolist(), padded.max_seqlen, padded.num_targets) == ([0, 3, 6, 9], 3, 6)
+    training.require_same_step(0, flat, padded)
+    padded.targets[8] = 5  # padding that is trained
+    with pytest.raises(InvariantBroken, match=r"batch 7, loss: .* nothing was timed"):
+        training.require_same_step(7, flat, padded)
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def gpu_report(gpu, tmp_path, *options):
+    output = tmp_path / "gpu.json"
+    shape = (
+        "--device cpu --preset tiny --vocab-size 4096 --context 48 --rows 2 --documents 16 --backends varlen --eager"
+    )
+    status = gpu.main([*shape.split(), *options, "--output", str(output)])
+    return status, json.loads(output.read_text(encoding="utf-8"))
+
+
+@pytest.mark.usefixtures("varlen_on_cpu", "one_thread")
+def test_the_gpu_benchmark_reports_every_figure_of_every_contender(load, tmp_path, monkeypatch, capsys):
+    gpu = load("gpu")
+    monkeypatch.setattr(load("gpu_verdicts"), "LENGTHS", (1, 40, 1, 9, 16))
+    status, report = gpu_report(gpu, tmp_path, "--max-steps", "3", "--seconds", "300")
+    assert set(report) == {
+        "started", "seconds", "finished", "machine", "settings", "parameters", "verdicts", "contenders", "bars",
+    }  # fmt: skip
+    assert report["finished"]
+    assert (report["machine"]["device"], report["settings"]["context"]) == ("cpu", 48)
+    assert [(v["name"], v["backend"]) for v in report["verdicts"]] == [
+        ("parity of outputs", "varlen"),
+        ("parity of gradients", "varlen"),
+        ("one-token segments, numbers not finite", "varlen"),
+        ("isolation, outputs changed elsewhere", "varlen"),
+        ("first loss, from that of guessing", "varlen, packed"),
+        ("first loss, from that of guessing", "sdpa, padded"),
+        ("first losses apart", "packed"),
+    ]
+    assert all(verdict["passed"] for verdict in report["verdicts"])
+    assert status == 0
+    packed, padded = report["contenders"]
+    assert [packed["name"], padded["name"]] == ["varlen, packed", "sdpa, padded"]
+    for figures in (packed, padded):
+        assert figures["steps"] == 3
+        assert figures["computed_tokens"] == 3 * 2 * 48
+        assert 0 < figures["real_tokens"] <= figures["computed_tokens"]
+        assert figures["real_tokens_per_second"] == figures["real_tokens"] / figures["seconds"]
+        assert 0 <= figures["idle_percent"] <= 100
+        assert (figures["mfu"], figures["graphs"], figures["peak_memory_bytes"]) == (None, 0, None)
+    assert [(bar["backend"], bar["figure"], bar["met"] is None) for bar in report["bars"]] == [
+        ("varlen", "mfu", True),
+        ("varlen", "idle_percent", False),
+    ]
+    printed = capsys.readouterr().out
+    assert "verdicts: 7 of 7 passed" in printed
+    assert "varlen mfu: bar not measured" in printed
+    assert "rows" not in load("gpu").BACKENDS
+
+
+@pytest.mark.usefixtures("varlen_on_cpu")
+def test_the_gpu_benchmark_ends_by_its_own_clock_with_what_it_has(load, tmp_path, capsys):
+    gpu = load("gpu")
+    status, report = gpu_report(gpu, tmp_path, "--seconds", "0.001")  # the first verdict alone takes longer
+    assert (status, report["finished"], report["contenders"]) == (1, False, [])
+    assert [bar["met"] for bar in report["bars"]] == [None, None]
+    assert "0.001 s are over" in capsys.readouterr().err
+
+
+def test_bars_of_the_gpu_benchmark_compare_with_the_projects_limits(load):
+    figures = {"backend": "varlen", "mfu": 0.44, "idle_percent": 1.9, "graphs": 1}
+    bars = load("gpu").bars_of([figures, {"backend": "rows", "graphs": 2}], is_compiled=True)
+    assert [(bar["backend"], bar["figure"], bar["met"]) for bar in bars] == [
+        ("varlen", "mfu", False),
+        ("varlen", "idle_percent", True),
+        ("varlen", "graphs", True),
+        ("rows", "graphs", False),
+    ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_without_a_gpu_the_gpu_benchmark_says_so_and_measures_nothing(load, tmp_path, capsys):
+    output = tmp_path / "gpu.json"
+    assert load("gpu").main(["--output", str(output)]) == 1
+    assert "expected a CUDA device, found none; nothing was measured" in capsys.readouterr().err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    "options", [["--rows", "0"], ["--seconds", "-1"], ["--documents", "3"], ["--backends", "sdpa"]]
+)
+def test_the_gpu_benchmark_refuses_impossible_arguments(load, options, capsys):
+    with pytest.raises(SystemExit):
+        load("gpu").main(["--device", "cpu", *options])
+    assert options[0] in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("varlen_on_cpu")
+def test_verdicts_fail_on_attention_that_leaks_and_on_nan(load, monkeypatch):
+    gpu_verdicts = load("gpu_verdicts")
+    monkeypatch.setattr(gpu_verdicts, "LENGTHS", (1, 40, 1, 9, 16))
+
+    def over_all_segments(q, k, v, cu_seqlens, max_seqlen):
+        return attend_sdpa(q, k, v, cu_seqlens[[0, -1]], len(q))
+
+    monkeypatch.setitem(BACKENDS, "leaking", over_all_segments)
+    monkeypatch.setitem(BACKENDS, "broken", lambda q, k, v, *rest: q * torch.nan + k.sum() + v.sum())
+    found = gpu_verdicts.verdicts_of(("varlen", "leaking", "broken"), torch.device("cpu"), torch.bfloat16)
+    assert [verdict.passed for verdict in found[:4]] == [True] * 4
+    assert [verdict.passed for verdict in found[4:8]] == [False, False, True, False]
+    assert [verdict.passed for verdict in found[8:]] == [False, False, False, False]
+
+
+def test_padded_rows_of_the_gpu_benchmark_are_the_plans_documents(load, tmp_path):
+    gpu = load("gpu")
+    shape = "--device cpu --preset tiny --vocab-size 64 --context 48 --rows 2 --documents 16"
+    settings, _ = gpu._parse(shape.split())
+    plan = gpu.make_plan(tmp_path, settings)
+    tokens, offsets = plan.token_shards[0].tolist(), [*plan.index.offsets.tolist(), plan.index.num_tokens]
+    host = gpu.padded_batch(plan, rows=2, number=3)
+    for row, (first, end) in enumerate([offsets[6:8], offsets[7:9]]):
+        length = end - first - 1
+        assert host.packed.inputs[row * 48 :][:48].tolist() == tokens[first : end - 1] + [0] * (48 - length)
+        assert host.packed.targets[row * 48 :][:48].tolist() == tokens[first + 1 : end] + [-100] * (48 - length)
+        assert tokens[end - 1] == 0
+    lengths = [offsets[7] - offsets[6] - 1, offsets[8] - offsets[7] - 1]
+    assert host.num_inputs == host.packed.num_targets == host.packed.step_targets == sum(lengths)
+    assert (host.num_eos, host.sum_squares) == (2, lengths[0] ** 2 + lengths[1] ** 2)
 
 
 def test_altered_copies_are_the_documents_in_other_words(load, copied):
