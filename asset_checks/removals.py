@@ -22,6 +22,7 @@ from asset_checks.clusters import (
     near_components,
     other_rows,
     place_columns,
+    rows_of,
     text_bytes,
 )
 from asset_checks.columns import (
@@ -212,12 +213,7 @@ class _Told:
 
 def _ids_of_rows(tables: Iterable[pa.Table], rows: I64) -> U8:
     """The doc_ids in the only column of some rows, which ascend, of tables one after another: uint8[len(rows), 32]."""
-    found, first = [], 0
-    for table in tables:
-        start, end = np.searchsorted(rows, [first, first + table.num_rows])
-        found.append(doc_id_matrix(table.column(0).take(pa.array(rows[start:end] - first))))
-        first += table.num_rows
-    return joined(found)
+    return doc_id_matrix(rows_of(tables, rows).column(0))
 
 
 def _other_pairs(told: _Told) -> list[str]:

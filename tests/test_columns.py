@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+import naive_text
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_corpus import Built, judged
 
+from asset_checks.clusters import NO_VALUE, _side_by_side, near_components
 from asset_checks.columns import count_rows, find_rows, group_numbers, id_rows, named, run_starts, sorted_rows
 from asset_checks.splits import _in_two_splits
 from pipeline_assets.rounds import _new_documents
@@ -96,6 +98,40 @@ def test_a_document_is_new_in_the_first_round_that_holds_it(rounds: list[list[by
     assert [[(doc_id.tobytes(), row) for doc_id, row in zip(*new, strict=True)] for new in found] == wanted
 
 
+@given(st.lists(st.tuples(st.integers(0, 1 << 62), st.integers(0, 255), st.booleans())))
+def test_columns_lie_side_by_side(rows: list[tuple[int, int, bool]]) -> None:
+    """As the bytes of each row's values, where there is no row too."""
+    numbers, ids = np.array([row[0] for row in rows], np.int64), id_rows(bytes([row[1]]) * 32 for row in rows)
+    found = _side_by_side(numbers, ids, np.array([row[2] for row in rows], np.bool_))
+    assert found.shape == (len(rows), 41)
+    assert [row.tobytes() for row in found] == [
+        number.to_bytes(8, "little") + bytes([value]) * 32 + bytes([flag]) for number, value, flag in rows
+    ]
+
+
+SIGNED = st.tuples(st.integers(0, 9), st.integers(0, 1), *[st.sampled_from([0, 1, NO_VALUE])] * 4)
+
+
+@given(st.lists(st.lists(SIGNED), min_size=1).filter(any))
+def test_components_of_bands_are_those_of_a_search_from_row_to_row(units: list[list[tuple[int, ...]]]) -> None:
+    """Rows are text, crawl and a signature of two bands of two values; units of any number of rows."""
+    rows = [row for unit in units for row in unit]
+    doc_ids = id_rows(bytes([text]) * 32 for text, *_ in rows)
+    crawls = np.array([[crawl] for _, crawl, *_ in rows], np.uint8)
+    signatures = [np.array([row[2:] for row in unit], np.uint32).reshape(-1, 4) for unit in units]
+
+    def share(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+        are_worded = {*left[2:]} != {NO_VALUE} != {*right[2:]}
+        return left[0] == right[0] or (are_worded and (left[2:4] == right[2:4] or left[4:] == right[4:]))
+
+    pairs = [(a, b) for b in range(len(rows)) for a in range(b) if share(rows[a], rows[b])]
+    inside = [(a, b) for a, b in pairs if rows[a][1] == rows[b][1]]
+    for wanted, apart in ((pairs, None), (inside, crawls)):
+        labels = near_components(doc_ids, signatures, 2, apart)
+        firsts = np.unique(labels, return_index=True)[1]
+        assert firsts[labels].tolist() == naive_text.components(len(rows), wanted)
+
+
 def peak_bytes(work: Callable[[], object]) -> int:
     """The most that Python and numpy hold at once while some work is done."""
     tracemalloc.start()
@@ -143,6 +179,10 @@ def build(folder: Path, num_documents: int) -> Built:
         ("shards_hold_every_document_once", 300),
         ("reference_texts_are_found", 200),
         ("every_removal_has_evidence", 300),
+        ("every_row_has_one_decision", 260),
+        ("one_document_is_kept_per_cluster", 200),
+        ("clusters_are_connected_components", 220),
+        ("removal_is_plausible", 110),
     ],
 )
 def test_a_law_over_the_whole_corpus_holds_columns(corpora: list[Built], name: str, most: int) -> None:
