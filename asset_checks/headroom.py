@@ -10,6 +10,8 @@ from resources.artifact_store import ArtifactRef
 from training_io.ledger import cumulative_tokens
 from training_io.plan import Plan, load_plan
 
+MAX_PASSES = 16  # of a mixture over a pool, without a warning
+
 
 def tokens_suffice_for_the_training_steps(stage: Stage, packing_plan: ArtifactRef) -> Verdict:
     """One pass over the training split has at least the tokens that the recipe's steps read, packs or windows."""
@@ -49,11 +51,17 @@ def _mixture_suffices(plan: Plan, steps: int) -> Verdict:
     )
     pools = pools_of_mixture(plan, steps)
     passes = ", ".join(f"{pool} {one.passes:.2f}" for pool, one in pools.items())
+    often = [pool for pool, one in pools.items() if one.passes > MAX_PASSES]
+    unreached = [stage.name for stage in plan.stages if stage.first_step >= steps]
     return Verdict(
-        expected=f"a mixture of at least {steps:,} steps",
+        expected=f"a mixture of {steps:,} steps or more, every stage reached, no pool read over {MAX_PASSES} times",
         found=f"{plan.num_steps:,} steps of a mixture for {steps:,} of training, which read pools this often: {passes}",
-        num_violations=headroom.num_repeated,
+        num_violations=headroom.num_repeated + len(often) + len(unreached),
         examples=[
+            *({"violation": f"stage {name} begins behind the last step of training"} for name in unreached),
+            *({"violation": f"pool {pool} is read {pools[pool].passes:,.1f} times"} for pool in often),
+        ]
+        or [
             {"pool": pool, "unique tokens": one.available, "tokens to read": one.needed, "passes": one.passes}
             for pool, one in pools.items()
         ],
@@ -96,6 +104,7 @@ CHECKS = [
         blocking=False,
         description="Warns when the recipe's steps read more tokens than the training split has, so that some are "
         "trained on again: lower training.steps or read more of the source, unless repeats are wanted. With a mixture, "
-        "warns when training asks for more steps than the mixture has, and says how often each pool is read.",
+        "warns when training has more steps than it, or ends before one of its stages, or when a pool is read very "
+        "often: change its shares, its tokens or training.steps.",
     ),
 ]

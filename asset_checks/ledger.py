@@ -1,6 +1,6 @@
 """Promise: the plan reads of each pool what its quotas say, and the ledger says what the plan reads."""
 
-from collections import Counter
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ def every_window_keeps_its_quotas(stage: Stage, packing_plan: ArtifactRef) -> Ve
     violations = [
         *quota_invariants.every_window_keeps_its_quotas(plan),
         *quota_invariants.pools_are_read_in_passes(plan),
+        *_otherwise_than_the_recipe(stage, plan),
     ]
     errors = quota_invariants.largest_quota_errors(plan)
     stages = f"{len(plan.stages):,} stages" if plan.stages else "a plan without a mixture"
@@ -34,6 +35,28 @@ def every_window_keeps_its_quotas(stage: Stage, packing_plan: ArtifactRef) -> Ve
     )
 
 
+def _otherwise_than_the_recipe(stage: Stage, plan: Plan) -> list[str]:
+    """Stages and quotas that the recipe does not ask for: each within a token of its share of what is left."""
+    wanted = stage.recipe.mixture.stages if stage.recipe.mixture else ()
+    names, found = [one.name for one in wanted], [one.name for one in plan.stages]
+    if names != found:
+        return [f"expected the recipe's stages, {names or 'none'}, found {found or 'none'}"]
+    violations, budget = [], 0
+    for one, planned in zip(wanted, plan.stages, strict=True):
+        budget += one.tokens
+        left = budget - planned.first_token
+        shares = {pool: Fraction(share) for pool, share in one.shares.items()}
+        if sum(planned.quotas.values()) != left:
+            violations.append(f"stage {one.name}: expected quotas of {left:,} tokens, found {planned.quotas}")
+        violations += [
+            f"stage {one.name}: expected about {float(left * share / sum(shares.values())):,.0f} tokens of {pool},"
+            f" found {planned.quotas.get(pool, 0):,}"
+            for pool, share in shares.items()
+            if abs(planned.quotas.get(pool, 0) - left * share / sum(shares.values())) >= 1
+        ]
+    return violations
+
+
 def ledger_is_what_the_plan_reads(stage: Stage, mixture_ledger: ArtifactRef, packing_plan: ArtifactRef) -> Verdict:
     """Each number of the ledger, recounted segment by segment in the order of reading."""
     plan = load_plan(stage.folder(packing_plan), "train", allow_quarantined=stage.is_judging)
@@ -45,7 +68,9 @@ def ledger_is_what_the_plan_reads(stage: Stage, mixture_ledger: ArtifactRef, pac
         for name, value in counts.items()
         if found.get(key, {}).get(name) != value
     ]
-    violations += [f"stage {name}, pool {pool}: not in the plan" for name, pool in found.keys() - expected.keys()]
+    violations += [
+        f"stage {name}, pool {pool}: not in the plan" for name, pool in sorted(found.keys() - expected.keys())
+    ]
     tokens = sum(counts["tokens"] for counts in expected.values())
     return Verdict(
         expected="every row as recounted from the plan",
@@ -57,43 +82,38 @@ def ledger_is_what_the_plan_reads(stage: Stage, mixture_ledger: ArtifactRef, pac
 
 
 def _recounted(plan: Plan) -> dict[tuple[str, str], dict[str, Any]]:
-    """The ledger's counts by stage and pool, from one pool's documents at a time."""
+    """The ledger's counts by stage and pool, one pool's segments and one stage's packs at a time."""
     schedule = np.arange(plan.num_packs) if plan.schedule is None else np.asarray(plan.schedule, dtype=np.int64)
-    starts = [stage.first_step * plan.packs_per_step for stage in plan.stages] or [0]
-    starts.append(len(schedule))
-    names = [stage.name for stage in plan.stages] or [ONE_PASS]
-    document, start, end = plan.locate(plan.order)
+    firsts = [stage.first_step * plan.packs_per_step for stage in plan.stages] or [0]
+    segments = plan.locate(plan.order)
     pack_of = np.repeat(np.arange(plan.num_packs), np.diff(plan.pack_offsets))
-    lengths = np.asarray(plan.index.lengths, dtype=np.int64)
     expected: dict[tuple[str, str], dict[str, Any]] = {}
     for number, pool in enumerate(plan.index.pool_names):
-        mine = np.flatnonzero(plan.index.pools[document] == number)
-        inventory = int((end - start)[mine].sum())
-        read_before: set[int] = set()
-        read_tokens = 0
-        for at, name in enumerate(names):
-            times = Counter(schedule[starts[at] : starts[at + 1]].tolist())
-            reads = np.array([times[pack] for pack in pack_of[mine].tolist()], dtype=np.int64)
-            tokens = int((reads * (end - start)[mine]).sum())
-            eos = int(reads[(end == lengths[document] - 1)[mine]].sum())
-            overlap = int(reads[(start > 0)[mine]].sum()) * plan.overlap
-            unique = set(document[mine][reads > 0].tolist())
-            read_before |= unique
+        mine = np.flatnonzero(plan.index.pools[segments[0]] == number)
+        document, start, end = (column[mine] for column in segments)
+        inventory = int((end - start).sum())
+        unread, read_tokens = np.unique(document), 0
+        for at, packs in enumerate(np.split(schedule, firsts[1:])):
+            reads = np.bincount(packs, minlength=plan.num_packs)[pack_of[mine]]
+            read = np.unique(document[reads > 0])
+            unread = np.setdiff1d(unread, read, assume_unique=True)
+            tokens = int(reads @ (end - start))
+            eos = int(reads[end == plan.index.lengths[document] - 1].sum())
+            overlap = int(reads[start > 0].sum()) * plan.overlap
             read_tokens += tokens
-            planned = set(document[mine].tolist())
-            quota = plan.stages[at].quotas.get(pool, 0) if plan.stages else inventory
-            expected[name, pool] = {
-                "first_step": plan.stages[at].first_step if plan.stages else 0,
-                "first_token": plan.stages[at].first_token if plan.stages else 0,
-                "quota_tokens": quota,
+            stage = plan.stages[at] if plan.stages else None
+            expected[stage.name if stage else ONE_PASS, pool] = {
+                "first_step": stage.first_step if stage else 0,
+                "first_token": stage.first_token if stage else 0,
+                "quota_tokens": stage.quotas.get(pool, 0) if stage else inventory,
                 "tokens": tokens,
                 "body_tokens": tokens - eos - overlap,
                 "eos_tokens": eos,
                 "overlap_tokens": overlap,
                 "loss_tokens": tokens - overlap,
-                "documents_seen": int(reads[(start == 0)[mine]].sum()),
-                "documents_unique": len(unique),
-                "documents_unread": len(planned - read_before),
+                "documents_seen": int(reads[start == 0].sum()),
+                "documents_unique": len(read),
+                "documents_unread": len(unread),
                 "inventory_tokens": inventory,
                 "passes": tokens / max(inventory, 1),
                 "passes_so_far": read_tokens / max(inventory, 1),

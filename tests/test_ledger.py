@@ -183,6 +183,32 @@ def test_a_quota_that_is_not_the_plans_is_found(plan):
     assert every_window_keeps_its_quotas(dataclasses.replace(plan, stages=stages))
 
 
+def stages_changed(plan, **changes):
+    return dataclasses.replace(plan, stages=(dataclasses.replace(plan.stages[0], **changes), *plan.stages[1:]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quotas": {}}, "stage base: expected tokens of the pools english, chinese, code, found none"),
+        ({"quotas": {"english": 150, "code": 0}}, "found {'code': 0}"),
+        ({"quotas": {"english": 75, "chinese": 45, "gamma": 30}}, "found {'gamma': 30}"),
+        ({"quotas": {"english": 750, "chinese": 450, "code": 300}}, "stage base: expected to end with the step that"),
+        ({"name": "more_code"}, "expected each stage's name once, found more_code, more_code"),
+        ({"first_step": 1}, "expected stages to start one after another from step 0"),
+    ],
+)
+def test_stages_that_cannot_be_are_found(plan, changes, message):
+    assert any(message in line for line in every_window_keeps_its_quotas(stages_changed(plan, **changes)))
+
+
+@pytest.mark.parametrize("left_out", [1, 4])
+def test_a_schedule_that_ends_early_is_found(plan, left_out):
+    found = every_window_keeps_its_quotas(dataclasses.replace(plan, schedule=plan.schedule[:-left_out]))
+    wanted = "expected whole steps of 4 packs" if left_out == 1 else "stage more_code: expected to end with the step"
+    assert any(wanted in line for line in found)
+
+
 def test_packs_of_several_pools_cannot_be_recounted(plan):
     order = plan.order.copy()
     order[[0, -1]] = order[[-1, 0]]
@@ -191,11 +217,12 @@ def test_packs_of_several_pools_cannot_be_recounted(plan):
     assert "a pack holds several pools" in pools_are_read_in_passes(broken)[0]
 
 
-def test_a_schedule_of_packs_that_are_not_there_is_refused(tmp_path):
+@pytest.mark.parametrize("where", ["above", "below"])
+def test_a_schedule_of_packs_that_are_not_there_is_refused(tmp_path, where):
     plan = mixed_plan(tmp_path)
     (folder,) = (tmp_path / "packing_plan" / "-").iterdir()
-    schedule = plan.schedule.copy()
-    schedule[0] = plan.num_packs
+    schedule = plan.schedule.astype(np.int64)
+    schedule[0] = {"above": plan.num_packs, "below": -1}[where]
     np.save(folder / "train" / "schedule.npy", schedule)
     manifest = load_manifest(folder)
     seal(folder, "packing_plan", dict(manifest.inputs), dict(manifest.parameters), dict(manifest.counts))
@@ -212,6 +239,18 @@ def test_a_schedule_of_another_length_is_refused(tmp_path):
     manifest = load_manifest(folder)
     seal(folder, "packing_plan", dict(manifest.inputs), dict(manifest.parameters), dict(manifest.counts))
     with pytest.raises(FormatError, match=r"schedule\.npy"):
+        load_plan(folder)
+
+
+@pytest.mark.parametrize("stages", [5, [{}], [{"name": "base"}], [7]])
+def test_stages_that_are_none_are_refused(tmp_path, stages):
+    mixed_plan(tmp_path)
+    (folder,) = (tmp_path / "packing_plan" / "-").iterdir()
+    fields = json.loads((folder / "train" / "plan.json").read_text())
+    (folder / "train" / "plan.json").write_text(json.dumps(fields | {"stages": stages}))
+    manifest = load_manifest(folder)
+    seal(folder, "packing_plan", dict(manifest.inputs), dict(manifest.parameters), dict(manifest.counts))
+    with pytest.raises(FormatError, match="expected stages of name, first_step, first_token, quotas"):
         load_plan(folder)
 
 

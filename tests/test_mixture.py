@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training_io import mixture
 from training_io.errors import RecipeError
 from training_io.mixture import MixtureStage, next_pool, schedule_packs, token_quotas
 
@@ -154,3 +155,29 @@ def test_a_stage_that_was_spent_before_it_began_is_refused():
     stages = [stage("base", 10, "60", "30", "10"), stage("late", 20, "40", "30", "30")]
     with pytest.raises(RecipeError, match=r"stage late: expected tokens left for it, found .* spent \d+ more than"):
         schedule_packs(PACKS, TOKENS, stages, packs_per_step=4, seed=1)
+
+
+def test_more_packs_than_can_be_scheduled_are_refused_before_any_is():
+    with pytest.raises(
+        RecipeError, match=r"stage base: expected a schedule of at most 134,217,728 packs, found [\d,]+ or more"
+    ):
+        schedule_packs(PACKS, TOKENS, [stage("base", 10**18, "1", "1", "1")], packs_per_step=1, seed=1)
+
+
+def test_nearly_empty_packs_are_refused_when_they_are_too_many(monkeypatch):
+    monkeypatch.setattr(mixture, "MAX_SCHEDULED_PACKS", 1_000)
+    packs, tokens = {"english": range(0, 40), "chinese": range(40, 41)}, np.array([100] * 40 + [1])
+    wanted = MixtureStage(name="base", tokens=20_000, shares={"english": "1", "chinese": "1"})
+    with pytest.raises(RecipeError, match=r"stage base: expected a schedule of at most 1,000 packs.* nearly empty"):
+        schedule_packs(packs, tokens, [wanted], packs_per_step=1, seed=1)
+
+
+def test_a_share_that_comes_to_no_token_is_refused():
+    with pytest.raises(RecipeError, match="expected a token or more for pool code, found none of 900 for its share"):
+        schedule_packs(PACKS, TOKENS, [stage("base", 900, "1", "1", "0.0000001")], packs_per_step=2, seed=1)
+
+
+@pytest.mark.parametrize("share", ["1e9999999", "1E2", "9" * 41])
+def test_a_share_that_would_take_for_ever_to_read_is_refused(share):
+    with pytest.raises(RecipeError, match="at most 40 characters, without an exponent"):
+        token_quotas([share], 10)

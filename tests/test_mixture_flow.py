@@ -7,6 +7,7 @@ import small_corpus
 from small_corpus import Built, evaluations, materialized_metadata, write_corpus, write_recipe
 
 from asset_checks.headroom import tokens_suffice_for_the_training_steps
+from asset_checks.ledger import every_window_keeps_its_quotas
 from pipeline_assets.recipe import load_recipe
 from training_io.errors import RecipeError
 from training_io.plan import load_plan
@@ -31,7 +32,10 @@ def test_everything_runs_and_every_check_passes(mixed):
     assert mixed.result.success
     found = evaluations(mixed.result)
     assert found.keys() >= {"every_window_keeps_its_quotas", "ledger_is_what_the_plan_reads"}
-    assert {name for name, one in found.items() if not one.passed} <= {"validation_loss_falls"}
+    assert {name for name, one in found.items() if not one.passed} <= {
+        "validation_loss_falls",
+        "tokens_suffice_for_the_training_steps",  # three steps of sixty
+    }
     quotas = found["every_window_keeps_its_quotas"].metadata
     plan = load_plan(mixed.folder("packing_plan"))
     assert 0 < quotas["base_largest_error_tokens"].value < plan.capacity
@@ -66,10 +70,42 @@ def test_the_package_says_what_each_stage_reads(mixed):
 
 def test_headroom_of_a_mixture_counts_passes_of_each_pool(mixed):
     verdict = tokens_suffice_for_the_training_steps(mixed.stage, mixed.refs["packing_plan"])
-    assert verdict.num_violations == 0
+    assert verdict.examples[0] == {"violation": "stage more_beta begins behind the last step of training"}
+    assert verdict.num_violations == 1
     assert "alpha 0." in verdict.found
+    stage = small_corpus.open_stage(
+        write_recipe(mixed.recipe.parent, {"mixture": {"stages": STAGES}, "training.steps": 60}, "whole.yaml"),
+        mixed.home,
+        is_judging=True,
+    )
+    verdict = tokens_suffice_for_the_training_steps(stage, mixed.refs["packing_plan"])
+    assert verdict.num_violations == 0
     plan = load_plan(mixed.folder("packing_plan"))
     assert {row["pool"] for row in verdict.examples} == set(plan.index.pool_names)
+
+
+def test_a_plan_of_another_mixture_than_the_recipes_is_found(mixed):
+    swapped = [{**STAGES[0], "shares": {"alpha": 30, "beta": 70}}, STAGES[1]]
+    for stages, message in [
+        ([], "expected the recipe's stages, none, found ['base', 'more_beta']"),
+        (swapped, "stage base: expected about 2,700 tokens of alpha, found 6,300"),
+        ([{**STAGES[0], "tokens": 9_500}, STAGES[1]], "stage base: expected quotas of 9,500 tokens"),
+    ]:
+        changes = {"mixture": {"stages": stages}} if stages else {}
+        recipe = write_recipe(mixed.recipe.parent, changes, "another.yaml")
+        verdict = every_window_keeps_its_quotas(
+            small_corpus.open_stage(recipe, mixed.home, is_judging=True), mixed.refs["packing_plan"]
+        )
+        assert any(example["violation"].startswith(message) for example in verdict.examples)
+
+
+def test_a_pool_that_is_read_very_often_is_warned_of(mixed):
+    stages = [{"name": "often", "tokens": 2_000_000, "shares": {"alpha": 1, "beta": 9}}]
+    recipe = write_recipe(mixed.recipe.parent, {"mixture": {"stages": stages}, "training.steps": 7_000}, "often.yaml")
+    assert not small_corpus.failures(small_corpus.materialize(recipe, mixed.home, "packing_plan"))
+    stage = small_corpus.open_stage(recipe, mixed.home, is_judging=True)
+    plan = small_corpus.recorded(recipe, mixed.home)["packing_plan"]
+    assert "pool beta is read" in str(tokens_suffice_for_the_training_steps(stage, plan).examples)
 
 
 def test_headroom_warns_when_training_outruns_the_mixture(mixed, tmp_path):
@@ -92,7 +128,7 @@ def test_headroom_warns_when_training_outruns_the_mixture(mixed, tmp_path):
         ({"mixture": {"stages": [{**STAGES[0], "shares": {"alpha": "much"}}]}}, "found 'much'"),
         ({"mixture": {"stages": [{**STAGES[0], "shares": {"alpha": -1}}]}}, "expected 0 or more, found -1"),
         ({"mixture": {"stages": [{**STAGES[0], "shares": {"alpha": 0}}]}}, "at least one above zero"),
-        ({"mixture": {"stages": [{**STAGES[0], "shares": {"alpha": float("nan")}}]}}, "found 'nan'"),
+        ({"mixture": {"stages": [{**STAGES[0], "shares": {"alpha": float("nan")}}]}}, "found 'NaN'"),
         ({"mixture": {"stages": [{**STAGES[0], "shares": {"alpha": True}}]}}, "mixture.stages.0.shares.alpha"),
         ({"mixture": {"stages": [STAGES[0]]}, **small_corpus.WINDOWS}, "expected training.layout packs"),
     ],

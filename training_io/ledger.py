@@ -52,48 +52,47 @@ def ledger_of(plan: Plan) -> list[LedgerRow]:
     A pool has a row also in stages that do not read it.
     """
     doc, start, end = plan.locate(plan.order)
-    repeated = repeated_inputs(start, plan.overlap)
-    is_last = end == plan.planned_lengths[doc] - 1
-    pool_of = plan.index.pools[doc]
-    num_pools = len(plan.index.pool_names)
-    inventory = _sums(pool_of, end - start, num_pools)
-    is_unread = plan.planned_lengths > 1
-    so_far = np.zeros(num_pools, dtype=np.int64)
+    inventory = _by_pool(plan, doc, end - start)
+    is_unread, so_far = plan.planned_lengths > 1, np.zeros_like(inventory)
     rows = []
     for stage, packs in _stages(plan, inventory):
         times = np.repeat(np.bincount(packs, minlength=plan.num_packs), np.diff(plan.pack_offsets))
-        read = np.zeros(plan.index.num_documents, dtype=np.bool_)
-        read[doc[times > 0]] = True
-        is_unread &= ~read
-        tokens = _sums(pool_of, times * (end - start), num_pools)
-        overlap = _sums(pool_of, times * repeated, num_pools)
-        eos = _sums(pool_of, times * is_last, num_pools)
-        seen = _sums(pool_of, times * (start == 0), num_pools)
-        unique = np.bincount(plan.index.pools[read], minlength=num_pools)
-        unread = np.bincount(plan.index.pools[is_unread], minlength=num_pools)
+        read = np.unique(doc[times > 0])
+        is_unread[read] = False
+        tokens = _by_pool(plan, doc, times * (end - start))
         so_far += tokens
+        counts = {
+            "tokens": tokens,
+            "eos_tokens": _by_pool(plan, doc, times * (end == plan.planned_lengths[doc] - 1)),
+            "overlap_tokens": _by_pool(plan, doc, times * repeated_inputs(start, plan.overlap)),
+            "documents_seen": _by_pool(plan, doc, times * (start == 0)),
+            "documents_unique": _by_pool(plan, read, np.ones_like(read)),
+            "documents_unread": _by_pool(plan, np.arange(len(is_unread)), is_unread),
+            "inventory_tokens": inventory,
+        }
         rows += [
-            LedgerRow(
-                stage=stage.name,
-                pool=name,
-                first_step=stage.first_step,
-                first_token=stage.first_token,
-                quota_tokens=stage.quotas.get(name, 0),
-                tokens=int(tokens[pool]),
-                body_tokens=int(tokens[pool] - eos[pool] - overlap[pool]),
-                eos_tokens=int(eos[pool]),
-                overlap_tokens=int(overlap[pool]),
-                loss_tokens=int(tokens[pool] - overlap[pool]),
-                documents_seen=int(seen[pool]),
-                documents_unique=int(unique[pool]),
-                documents_unread=int(unread[pool]),
-                inventory_tokens=int(inventory[pool]),
-                passes=float(tokens[pool] / max(inventory[pool], 1)),
-                passes_so_far=float(so_far[pool] / max(inventory[pool], 1)),
-            )
+            _row(stage, name, {key: int(values[pool]) for key, values in counts.items()}, int(so_far[pool]))
             for pool, name in enumerate(plan.index.pool_names)
         ]
     return rows
+
+
+def _row(stage: PlannedStage, pool: str, counts: dict[str, int], so_far: int) -> LedgerRow:
+    """One pool's counts in one stage, with what follows from them."""
+    loss_tokens = counts["tokens"] - counts["overlap_tokens"]
+    whole = max(counts["inventory_tokens"], 1)
+    return LedgerRow(
+        stage=stage.name,
+        pool=pool,
+        first_step=stage.first_step,
+        first_token=stage.first_token,
+        quota_tokens=stage.quotas.get(pool, 0),
+        loss_tokens=loss_tokens,
+        body_tokens=loss_tokens - counts["eos_tokens"],
+        passes=counts["tokens"] / whole,
+        passes_so_far=so_far / whole,
+        **counts,
+    )
 
 
 def cumulative_tokens(plan: Plan) -> dict[str, I64]:
@@ -119,8 +118,8 @@ def _stages(plan: Plan, inventory: I64) -> list[tuple[PlannedStage, npt.NDArray[
     return list(zip(plan.stages, np.split(plan.schedule, firsts[1:]), strict=True))
 
 
-def _sums(groups: npt.NDArray[np.integer], values: npt.NDArray[np.integer], num_groups: int) -> I64:
-    """Sum of the values of each group, exactly: int64[num_groups]."""
-    sums = np.zeros(num_groups, dtype=np.int64)
-    np.add.at(sums, groups, values)
+def _by_pool(plan: Plan, documents: I64, values: npt.NDArray[np.integer | np.bool_]) -> I64:
+    """Sum over each pool of what its documents' entries have, exactly: int64[pools]."""
+    sums = np.zeros(len(plan.index.pool_names), dtype=np.int64)
+    np.add.at(sums, plan.index.pools[documents], values)
     return sums

@@ -441,7 +441,7 @@ def _resolve_shards(folder: Path, stored: dict[str, Any], allow_quarantined: boo
 
 def _plan_of(folder: Path, fields: dict[str, Any], shards: ShardsReference, index: DocumentIndex) -> Plan:
     num_segments, num_packs = int(fields["num_segments"]), int(fields["num_packs"])
-    stages = tuple(PlannedStage(**stage) for stage in fields["stages"])
+    stages = _stages_of(folder, fields["stages"])
     return Plan(
         index=index,
         shards=shards,
@@ -481,11 +481,26 @@ def _refuse_contradictions(folder: Path, fields: dict[str, Any], plan: Plan) -> 
             f" {plan.num_segments:,} in order.npy and offsets that end at {ends_at:,}."
             " Materialize packing_plan again."
         )
-    if plan.schedule is not None and int(plan.schedule.max(initial=0)) >= plan.num_packs:
-        raise FormatError(
-            f"{folder}: expected a schedule of packs below {plan.num_packs:,}, found"
-            f" {int(plan.schedule.max(initial=0)):,}. Materialize packing_plan again."
-        )
+    if plan.schedule is not None and len(plan.schedule):
+        least, most = int(plan.schedule.min()), int(plan.schedule.max())
+        if least < 0 or most >= plan.num_packs:
+            raise FormatError(
+                f"{folder}: expected a schedule of packs below {plan.num_packs:,}, found {least:,} to {most:,}."
+                " Materialize packing_plan again."
+            )
+
+
+def _stages_of(folder: Path, stored: Any) -> tuple[PlannedStage, ...]:
+    """The stages of plan.json; FormatError for what is none."""
+    kinds = {"name": str, "first_step": int, "first_token": int, "quotas": dict}
+    for stage in stored if isinstance(stored, list) else [stored]:
+        found = {name: type(value) for name, value in stage.items()} if isinstance(stage, dict) else type(stage)
+        if found != kinds:
+            raise FormatError(
+                f"{folder / PLAN_NAME}: expected stages of {', '.join(kinds)}, found {str(stage)[:80]!r}."
+                " Materialize packing_plan again."
+            )
+    return tuple(PlannedStage(**stage) for stage in stored)
 
 
 def _record(segments: Segments, capacity: int, strategy: str, buffer: int) -> tuple[I64, I64, list[dict[str, Any]]]:

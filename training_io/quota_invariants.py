@@ -7,6 +7,7 @@ the schedule for each pool.
 
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -20,30 +21,33 @@ I64 = npt.NDArray[np.int64]
 def every_window_keeps_its_quotas(plan: Plan) -> list[str]:
     """From a stage's start to any pack of it, each pool's tokens are within one pack of its part of all tokens so far.
 
-    A stage starts where it says, in steps and in tokens, and a pool without a quota is not read.
+    A stage starts where it says, in steps and in tokens, and ends with the step that spends its quotas; a pool without
+    a quota is not read.
     """
     if plan.schedule is None:
         return []
     if found := _uncountable(plan):
         return [f"split {plan.split}: quotas not recounted: {found}"]
+    if malformed := _malformed_stages(plan):
+        return malformed
     pools, tokens = _pools_and_tokens(plan)
-    unit = int(tokens.max(initial=0))
-    violations = _starts_are_wrong(plan, tokens)
+    largest = int(tokens.max(initial=0))
+    violations = _ends_are_wrong(plan, tokens)
     for stage, pool, used, total, quota, whole in _shares(plan, pools, tokens):
         errors = _errors(used, total, quota, whole)
-        for at in np.flatnonzero(errors > unit - 1)[:MAX_EXAMPLES].tolist():
+        for at in np.flatnonzero(errors > largest - 1)[:MAX_EXAMPLES].tolist():
             exact = abs(Fraction(quota * int(total[at]), whole) - int(used[at]))
-            if exact > unit or (quota == 0 and used[at]):
+            if exact > largest or (quota == 0 and used[at]):
                 violations.append(
-                    f"split {plan.split}: stage {stage}, pack {at:,} of it: expected {pool} within {unit:,} tokens of"
-                    f" {quota / whole:.2%} of {int(total[at]):,}, found {int(used[at]):,}, {float(exact):,.0f} off"
+                    f"split {plan.split}: stage {stage}, pack {at:,} of it: expected {pool} within {largest:,} tokens"
+                    f" of {quota / whole:.2%} of {int(total[at]):,}, found {int(used[at]):,}, {float(exact):,.0f} off"
                 )
     return violations[: 2 * MAX_EXAMPLES]
 
 
 def largest_quota_errors(plan: Plan) -> dict[str, float]:
     """For each stage how far any pool ever is from its part of the stage's tokens so far, in tokens."""
-    if plan.schedule is None or _uncountable(plan):
+    if plan.schedule is None or _uncountable(plan) or _malformed_stages(plan):
         return {}
     largest: dict[str, float] = {}
     for stage, _, used, total, quota, whole in _shares(plan, *_pools_and_tokens(plan)):
@@ -95,19 +99,51 @@ def _pools_and_tokens(plan: Plan) -> tuple[I64, I64]:
     return plan.index.pools[doc[starts]].astype(np.int64), np.add.reduceat(end - start, starts)
 
 
-def _starts_are_wrong(plan: Plan, tokens: I64) -> list[str]:
-    assert plan.schedule is not None
-    read = np.concatenate([[0], np.cumsum(tokens[plan.schedule])])
+def _malformed_stages(plan: Plan) -> list[str]:
+    """What keeps stages from being counted: names, first steps, quotas of unknown pools or of no tokens."""
+    names = [stage.name for stage in plan.stages]
+    firsts = [stage.first_step for stage in plan.stages]
     violations = []
-    for number, stage in enumerate(plan.stages):
-        at = stage.first_step * plan.packs_per_step
-        is_first = number == 0 and stage.first_step == 0
-        if not (is_first or (number > 0 and plan.stages[number - 1].first_step < stage.first_step < plan.num_steps)):
-            violations.append(f"split {plan.split}: stage {stage.name}: expected to start after the stage before it")
-        elif int(read[at]) != stage.first_token:
+    if len(set(names)) != len(names):
+        violations.append(f"split {plan.split}: expected each stage's name once, found {', '.join(names)}")
+    if firsts[:1] != [0] or any(a >= b for a, b in pairwise([*firsts, plan.num_steps])):
+        violations.append(f"split {plan.split}: expected stages to start one after another from step 0, found {firsts}")
+    for stage in plan.stages:
+        wrong = {
+            pool: quota
+            for pool, quota in stage.quotas.items()
+            if pool not in plan.index.pool_names or type(quota) is not int or quota < 1
+        }
+        if wrong or not stage.quotas:
             violations.append(
-                f"split {plan.split}: stage {stage.name}: expected to start at token {int(read[at]):,}, where step"
-                f" {stage.first_step:,} does, found {stage.first_token:,}"
+                f"split {plan.split}: stage {stage.name}: expected tokens of the pools"
+                f" {', '.join(plan.index.pool_names)}, found {wrong or 'none'}"
+            )
+    return violations
+
+
+def _ends_are_wrong(plan: Plan, tokens: I64) -> list[str]:
+    """Stages that do not start at the token they say, or end before or after the step that spends their quotas."""
+    assert plan.schedule is not None
+    size = plan.packs_per_step
+    read = np.concatenate([[0], np.cumsum(tokens[plan.schedule])])
+    ends = [*(stage.first_step for stage in plan.stages[1:]), plan.num_steps]
+    violations = []
+    if len(plan.schedule) % size:
+        violations.append(f"split {plan.split}: expected whole steps of {size:,} packs, found {len(plan.schedule):,}")
+    for stage, end in zip(plan.stages, ends, strict=True):
+        if int(read[stage.first_step * size]) != stage.first_token:
+            violations.append(
+                f"split {plan.split}: stage {stage.name}: expected to start at token"
+                f" {int(read[stage.first_step * size]):,}, where step {stage.first_step:,} does, found"
+                f" {stage.first_token:,}"
+            )
+        whole = sum(stage.quotas.values())
+        before, after = (int(read[min(at * size, len(plan.schedule))]) - stage.first_token for at in (end - 1, end))
+        if not before < whole <= after:
+            violations.append(
+                f"split {plan.split}: stage {stage.name}: expected to end with the step that spends its {whole:,}"
+                f" tokens, found {before:,} before its last step and {after:,} after it"
             )
     return violations
 
