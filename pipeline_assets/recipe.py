@@ -6,6 +6,7 @@ number is refused with what was expected, what was found, and where; nothing has
 
 import os
 from collections.abc import Mapping
+from decimal import Decimal
 from functools import lru_cache
 from importlib import resources as package_resources
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from resources import package_corpus
+from resources.listings import names_of_urls
 from training_io.errors import RecipeError
 from training_io.hashing import identity_of
 from training_io.mixture import token_quotas
@@ -43,7 +45,6 @@ Repository = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Revision = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$")]  # a commit, a tag or a branch
 MAX_URLS = 10_000
-MAY_BE_SECRET = {"urls", "endpoint"}  # keys whose wrong values are not shown
 ALL_PARQUET = "**/*.parquet"
 MAX_FACTOR = 1e15  # the product of two factors is still a float32
 
@@ -96,8 +97,9 @@ class FolderSource(Section):
 class HubSource(Section):
     """One pool in a data set of the Hugging Face Hub, at a commit or at the one that a tag or a branch names now.
 
-    `local_path` holds its files: all of them, and the Hub is not asked; or some, and what is whole there, by size and
-    SHA-256, is not fetched.
+    `branch` is where a commit was taken from: what it has come to since is reported, and never read. `local_path` holds
+    the pool's files: all of them, and the Hub is not asked; or some, and what is whole there, by size and SHA-256, is
+    not fetched.
     """
 
     kind: Literal["hub"]
@@ -105,6 +107,7 @@ class HubSource(Section):
     path: str = ""
     glob: str = ALL_PARQUET
     revision: Revision
+    branch: Revision = "main"  # the one that every repository of the Hub has
     pool: Name
     local_path: str | None = None
     local_copy: Literal["complete", "partial"] = "complete"
@@ -148,6 +151,7 @@ class HttpsSource(Section):
             _plain_url(url)
         if len(set(self.urls)) != len(self.urls):
             raise ValueError("expected each URL once, found one twice; remove it")
+        names_of_urls(self.urls)  # ValueError where two of them name one file
         return self
 
 
@@ -159,10 +163,27 @@ def _plain_url(url: str) -> SplitResult:
         raise ValueError("expected a URL with http or https and a host; mend it")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ValueError("expected a URL without user name, query and fragment, since recipes are shown; shorten it")
+    port = parts.netloc.partition(":")[2]
+    if port and not port.isdecimal():  # a user name and password whose host was forgotten
+        raise ValueError("expected a port in digits after the host's colon; mend the URL")
     return parts
 
 
 PoolSource = FolderSource | HubSource | S3Source | HttpsSource
+
+
+def _place(pool: PoolSource) -> str:
+    """Where a pool's files come from, told apart from every other such place."""
+    if isinstance(pool, FolderSource):
+        return pool.path
+    if isinstance(pool, HttpsSource):
+        return f"URLs of digest {identity_of(sorted(pool.urls))[:16]}"
+    if isinstance(pool, S3Source):
+        return f"s3://{pool.bucket}/{pool.prefix} at {pool.endpoint}"
+    if pool.local_path is not None and pool.local_copy == "complete":
+        return pool.local_path
+    # A partial copy is no place: what is read there is, by its SHA-256, what the Hub would send.
+    return f"{pool.repository}/{pool.path} on the Hub"
 
 
 class PoolsSource(Section):
@@ -445,7 +466,9 @@ class MixtureStage(Section):
     def _numbers_as_written(cls, shares: Any) -> Any:
         if not isinstance(shares, Mapping):
             return shares
-        return {pool: str(share) if type(share) in (int, float) else share for pool, share in shares.items()}
+        return {
+            pool: f"{Decimal(str(share)):f}" if type(share) in (int, float) else share for pool, share in shares.items()
+        }
 
     @model_validator(mode="after")
     def _shares_are_numbers(self) -> "MixtureStage":
@@ -734,9 +757,9 @@ class Recipe(Section):
         return () if isinstance(source, PackagesSource) else (source,)
 
     @property
-    def source_folders(self) -> dict[str, str | None]:
-        """Where each pool's files lie, if on this machine."""
-        return {pool.pool: getattr(pool, "local_path", getattr(pool, "path", None)) for pool in self.pools}
+    def source_places(self) -> dict[str, str]:
+        """Where each pool's files come from, whatever they hold: shown in refusals, so URLs are a digest."""
+        return {pool.pool: _place(pool) for pool in self.pools}
 
     def _mixture_is_of_its_pools(self, mixture: Mixture) -> None:
         unknown = sorted({pool for stage in mixture.stages for pool in stage.shares} - set(self.pool_names))
@@ -796,7 +819,7 @@ def parse_recipe(text: str, where: str, folder: Path) -> Recipe:
     try:
         value = yaml.load(text, Loader=_UniqueKeys)
     except (yaml.YAMLError, RecursionError) as error:
-        raise RecipeError(f"{where}: expected YAML, found {error}. Mend the file.") from error
+        raise RecipeError(f"{where}: expected YAML, found {_without_lines(error)}. Mend the file.") from error
     if not isinstance(value, dict):
         raise RecipeError(
             f"{where}: expected a mapping of sections, found {type(value).__name__}. The built-in recipes are examples."
@@ -805,8 +828,8 @@ def parse_recipe(text: str, where: str, folder: Path) -> Recipe:
         return Recipe.model_validate(_absolute_paths(value, folder))
     except (RecursionError, RuntimeError) as error:  # an alias of its own parent; the home of an unknown user
         raise RecipeError(f"{where}: expected plain sections and paths, found {error}. Mend the file.") from error
-    except ValidationError as error:
-        raise RecipeError("\n".join(_one_line(where, problem) for problem in error.errors())) from error
+    except ValidationError as error:  # left out of tracebacks: it shows every value
+        raise RecipeError("\n".join(_one_line(where, problem) for problem in error.errors())) from None
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -834,12 +857,33 @@ class _UniqueKeys(yaml.SafeLoader):
 
 def _one_line(where: str, problem: Any) -> str:
     location = ".".join(str(part) for part in problem["loc"]) or "recipe"
-    is_hidden = isinstance(problem["input"], dict) or MAY_BE_SECRET & set(problem["loc"])
-    found = "" if is_hidden else f", found {_shown(problem['input'])}"
-    expected = {"extra_forbidden": "unknown key", "missing": "required key is missing"}.get(
-        problem["type"], problem["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    )
-    return f"{where}: {location}: {expected}{found}. Mend the recipe; pipeline_assets/recipe.py lists its keys."
+    value = problem.get("ctx", {}).get("tag", problem["input"])  # of sections of several kinds, the kind
+    is_hidden = isinstance(value, dict) or _may_be_secret(problem)
+    found = "" if is_hidden else f", found {_shown(value)}"
+    advice = "Mend the recipe; pipeline_assets/recipe.py lists its keys."
+    return f"{where}: {location}: {_expected(problem)}{found}. {advice}"
+
+
+def _may_be_secret(problem: Any) -> bool:
+    """Whether a value may be a key, a token or a URL that holds one: those of a source, or of who knows what."""
+    return problem["loc"][:1] == ("source",) or problem["type"] == "extra_forbidden"
+
+
+def _expected(problem: Any) -> str:
+    """What should have been there, without what was."""
+    if problem["type"] == "union_tag_invalid":
+        return f"expected {problem['ctx']['discriminator']} among {problem['ctx']['expected_tags']}"
+    said = problem["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    return {"extra_forbidden": "unknown key", "missing": "required key is missing"}.get(problem["type"], said)
+
+
+def _without_lines(error: Exception) -> Exception:
+    """The same error, with the numbers of the lines that it is about and not their text, which may hold a secret."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        for mark in (error.context_mark, error.problem_mark):
+            if mark is not None:
+                mark.buffer = None
+    return error
 
 
 def _shown(value: Any) -> str:
@@ -935,7 +979,7 @@ def _without_places(source: Section) -> dict[str, Any]:
     places: dict[type[Section], Any] = {
         LocalSource: {"pools": {"__all__": {"path"}}},
         FolderSource: {"path"},
-        HubSource: {"local_path", "local_copy"},
+        HubSource: {"local_path", "local_copy", "branch"},
         S3Source: {"endpoint", "region", "credentials"},
     }
     return source.model_dump(mode="json", exclude=places.get(type(source)))

@@ -63,8 +63,8 @@ class Pipeline:
         return (self._folder(asset) / f"run-{run_id}.json").exists()
 
     def _wanted(self, asset: str) -> dict[str, Any]:
-        """What an artifact's record must say: parameters, and folders, which tell apart two sources of equal names."""
-        return {**parameters_that_matter(self.recipe, asset), "source_folders": self.recipe.source_folders}
+        """What an artifact's record must say: parameters, and places, which tell apart two sources of equal names."""
+        return {**parameters_that_matter(self.recipe, asset), "source_places": self.recipe.source_places}
 
     def _folder(self, asset: str) -> Path:
         return self.store.root / REFERENCES_FOLDER / asset

@@ -100,7 +100,7 @@ def read_hub_file(hub: Hub, *, repository: str, revision: str, name: str, max_by
 
 def list_hub_files(hub: Hub, *, repository: str, revision: str, folder: str) -> list[HubFile]:
     """Every file below a folder of a data set's repository, by name, at the commit of a commit, tag or branch."""
-    commit = revision if re.fullmatch(r"[0-9a-f]{40}", revision) else _commit_of(hub, repository, revision)
+    commit = revision if is_commit(revision) else commit_of(hub, repository, revision)
     what = f"the files of {repository} at {commit[:12]}"
     below = f"/{quote(folder.strip('/'))}" if folder.strip("/") else ""
     path = f"/api/datasets/{quote(repository)}/tree/{quote(commit, safe='')}{below}"
@@ -116,7 +116,13 @@ def list_hub_files(hub: Hub, *, repository: str, revision: str, folder: str) -> 
     raise SourceError(f"{what}: expected at most {MAX_PAGES:,} pages of names, found more. Name a smaller folder.")
 
 
-def _commit_of(hub: Hub, repository: str, revision: str) -> str:
+def is_commit(revision: str) -> bool:
+    """Whether a revision is pinned: a whole commit, which never names anything else."""
+    return bool(re.fullmatch(r"[0-9a-f]{40}", revision))
+
+
+def commit_of(hub: Hub, repository: str, revision: str) -> str:
+    """The commit that a tag or a branch of a data set's repository names now; SourceError where it names none."""
     what = f"the commit of {revision} of {repository}"
     url = f"{hub.endpoint}/api/datasets/{quote(repository)}/revision/{quote(revision, safe='')}"
     entry = _parsed(get(hub.web, url, what, MAX_PAGE_BYTES).content, what)

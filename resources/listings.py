@@ -39,6 +39,7 @@ class PoolOnHub:
     revision: str  # a commit, a tag or a branch
     folder: str
     glob: str
+    branch: str = "main"  # where a newer commit than a pinned one would be
     local_folder: Path | None = None
 
 
@@ -194,7 +195,7 @@ def _behind_urls(pool: PoolOfUrls, network: Network) -> list[Listed]:
 
 
 def names_of_urls(urls: Sequence[str]) -> list[str]:
-    """A name for each URL: its path below the last folder that all of them share.
+    """A name for each URL: its path below the last folder that all of them share; ValueError where two have one name.
 
     >>> names_of_urls(["https://host/set/a/0.parquet", "https://host/set/b/0.parquet"])
     ['a/0.parquet', 'b/0.parquet']
@@ -203,7 +204,15 @@ def names_of_urls(urls: Sequence[str]) -> list[str]:
     shared = 0
     while all(len(path) > shared + 1 for path in paths) and len({path[shared] for path in paths}) == 1:
         shared += 1
-    return ["/".join(path[shared:]) for path in paths]
+    names = ["/".join(path[shared:]) for path in paths]
+    first: dict[str, int] = {}
+    for number, name in enumerate(names, start=1):
+        if first.setdefault(name, number) != number:
+            raise ValueError(  # by number: a URL may hold a secret
+                f"expected a name of its own for each URL's file, found one name for URLs {first[name]:,} and"
+                f" {number:,}, which differ only by http or https, or by %2F for a slash or the like; remove one"
+            )
+    return names
 
 
 def _below(folder: str, path: str) -> str:

@@ -28,6 +28,8 @@ JITTER = 0.25  # the share of a wait that is left to chance, so that many reader
 MIN_BYTES_PER_SECOND = 10_000  # a body that comes slower than this, beyond the time-out, is given up
 READ_BYTES = 1 << 20
 
+OWN_CHANCE = random.Random()  # a draw from the shared generator would change what a program that seeds it sees
+
 T = TypeVar("T")
 
 
@@ -48,7 +50,7 @@ class Patience:
     max_wait_seconds: float = 300.0  # the Hub counts requests in windows of five minutes
     is_over: Event = field(default_factory=Event, compare=False)
     sleep: Callable[[Event, float], object] = Event.wait
-    jitter: Callable[[], float] = random.random  # in [0, 1)
+    jitter: Callable[[], float] = OWN_CHANCE.random  # in [0, 1)
     warn: Callable[[str], None] = silent
 
 

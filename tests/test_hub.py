@@ -3,6 +3,7 @@
 import email.utils
 import gc
 import http.server
+import random
 import socket
 import threading
 import time
@@ -68,6 +69,14 @@ def refused(server: Server, **changes: object) -> str:
     with pytest.raises(SourceError) as caught:
         read(server, **changes)
     return str(caught.value)
+
+
+def test_a_wait_leaves_the_shared_random_numbers_as_they_are() -> None:
+    before = random.getstate()
+    drawn = {Patience().jitter() for _ in range(100)}
+    assert random.getstate() == before
+    assert len(drawn) > 1
+    assert all(0 <= share < 1 for share in drawn)
 
 
 def test_a_file_is_asked_for_by_its_commit(server: Server) -> None:

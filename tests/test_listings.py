@@ -41,3 +41,17 @@ def test_names_of_urls_tell_them_apart_and_are_ends_of_them(paths: set[tuple[str
 def test_one_url_is_named_by_its_file_and_other_hosts_by_theirs() -> None:
     assert names_of_urls(["https://host/a/b%20c.parquet"]) == ["b c.parquet"]
     assert names_of_urls(["https://one/a.parquet", "https://two/a.parquet"]) == ["one/a.parquet", "two/a.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("urls", "pair"),
+    [
+        (["https://host/b", "https://host/a%2Fx", "https://host/a/x"], "2 and 3"),
+        (["http://host/sentinel", "https://other/sentinel", "https://host/sentinel"], "1 and 3"),
+        (["https://host/sentinel", "https://host/%73entinel"], "1 and 2"),
+    ],
+)
+def test_two_urls_of_one_name_are_refused_by_their_numbers(urls: list[str], pair: str) -> None:
+    with pytest.raises(ValueError, match=f"one name for URLs {pair}, ") as caught:
+        names_of_urls(urls)
+    assert not any(url in str(caught.value) for url in urls)

@@ -1,4 +1,5 @@
 import copy
+import traceback
 import types
 import typing
 from collections.abc import Mapping
@@ -179,8 +180,8 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
 @pytest.mark.parametrize(
     ("changes", "location", "parts"),
     [
-        ({"sede": 1}, "sede", ["unknown key", "found 1"]),
-        ({"packs.max_seq_length": 8}, "packs.max_seq_length", ["unknown key", "found 8"]),
+        ({"sede": 1}, "sede", ["unknown key. Mend"]),
+        ({"packs.max_seq_length": 8}, "packs.max_seq_length", ["unknown key. Mend"]),
         ({"references.0.documents": 8}, "references.0.tokenizer_sample.documents", ["unknown key"]),
         ({"packs": MISSING}, "packs", ["required key is missing"]),
         ({"packs.capacity": MISSING}, "packs.capacity", ["required key is missing"]),
@@ -188,11 +189,11 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"seed": 1.0}, "seed", ["expected a valid integer", "found 1.0"]),
         ({"seed": True}, "seed", ["expected a valid integer", "found True"]),
         ({"seed": None}, "seed", ["expected a valid integer", "found None"]),
-        ({"source": []}, "source", ["found []"]),
+        ({"source": []}, "source", ["expected a valid dictionary"]),
         ({"references": {}}, "references", ["expected a valid tuple"]),
         ({"name": "My recipe"}, "name", ["found 'My recipe'"]),
         ({"seed": -1}, "seed", ["greater than or equal to 0", "found -1"]),
-        ({"source.max_code_bytes": 0}, "source.packages.max_code_bytes", ["greater than 0", "found 0"]),
+        ({"source.max_code_bytes": 0}, "source.packages.max_code_bytes", ["greater than 0. Mend"]),
         ({"dedup.seed": 2**32}, "dedup.seed", ["less than 4294967296"]),
         ({"reading.stripes": 129}, "reading.stripes", ["less than or equal to 128", "found 129"]),
         ({"packs.max_seq_len": 1}, "packs.max_seq_len", ["greater than or equal to 2", "found 1"]),
@@ -205,7 +206,8 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"splits.budgets": {"train": 0}}, "splits.budgets.train", ["greater than 0"]),
         ({"splits.budgets": {"traim": 1}}, "splits.budgets.traim.[key]", ["'train', 'validation' or 'test'"]),
         ({"dedup.mode": "fuzzy"}, "dedup.mode", ["'near', 'exact' or 'off'", "found 'fuzzy'"]),
-        ({"source.kind": "ftp"}, "source", ["'packages', 'local', 'folder', 'hub', 's3', 'https', 'pools'"]),
+        ({"splits.assignment.policy": "all"}, "splits.assignment", ["expected 'policy' among 'fraction'", "found 'all'"]),
+        ({"source.kind": "ftp"}, "source", ["expected 'kind' among 'packages', 'local', 'folder', 'hub', 's3', 'https', 'pools'"]),
         ({"packs.batch_size": 8, "packs.microbatch_tokens": 4096}, "packs", ["exactly one of batch_size", "batch_size=8, microbatch_tokens=4096"]),
         ({"packs.batch_size": None}, "packs", ["exactly one of batch_size", "batch_size=None, microbatch_tokens=None"]),
         ({"packs.batch_size": None, "packs.microbatch_tokens": 511}, "packs", ["microbatch_tokens of at least", "512", "found 511"]),
@@ -219,7 +221,7 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"reading.stripes_read": 5}, "reading", ["stripes_read of at most stripes, 4, found 5", "lower stripes_read"]),
         ({"reading.filters": {"prose": {}}}, "reading.filters.prose", ["at least one of dumps, languages, min_language_score, min_score, min_int_score"]),
         ({"reading.filters": {"proes": {"min_score": 3.0}}}, "recipe", ["filters of the pools prose, code, found some of proes"]),
-        ({"reading.filters": {"prose": {"max_score": 3.0}}}, "reading.filters.prose.max_score", ["unknown key", "found 3.0"]),
+        ({"reading.filters": {"prose": {"max_score": 3.0}}}, "reading.filters.prose.max_score", ["unknown key. Mend"]),
         ({"reading.filters": {"prose": {"min_score": float("nan")}}}, "reading.filters.prose.min_score", ["found nan"]),
         ({"reading.filters": {"prose": {"min_int_score": 2.5}}}, "reading.filters.prose.min_int_score", ["expected a valid integer", "found 2.5"]),
         ({"reading.filters": {"prose": {"min_int_score": 2**31}}}, "reading.filters.prose.min_int_score", ["less than 2147483648"]),
@@ -266,14 +268,16 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"references.0.overlap": {}}, "references.0.tokenizer_sample.overlap", ["unknown key"]),
         ({"source": {"kind": "local", "pools": []}}, "source.local.pools", ["at least 1 item"]),
         ({"source": {"kind": "local", "pools": [{"name": "a", "path": "a"}, {"name": "a", "path": "b"}]}}, "source.local", ["each pool name once", "['a', 'a']"]),
-        ({"source": {**HUB, "revision": "../main"}}, "source.hub.revision", ["found '../main'"]),
+        ({"source": {**HUB, "revision": "../main"}}, "source.hub.revision", ["String should match pattern"]),
         ({"source": {**HUB, "local_copy": "partial"}}, "source.hub", ["a local_path with local_copy partial, found none"]),
         ({"source": {**S3, "endpoint": "s3.example"}}, "source.s3", ["a URL with http or https and a host"]),
         ({"source": {**S3, "endpoint": "https://s3.example/bucket"}}, "source.s3", ["an endpoint without a path"]),
-        ({"source": {**S3, "bucket": "a/b"}}, "source.s3.bucket", ["found 'a/b'"]),
-        ({"source": {**S3, "credentials": "key"}}, "source.s3.credentials", ["'environment' or 'anonymous'", "found 'key'"]),
+        ({"source": {**S3, "bucket": "a/b"}}, "source.s3.bucket", ["String should match pattern"]),
+        ({"source": {**S3, "credentials": "key"}}, "source.s3.credentials", ["'environment' or 'anonymous'. Mend"]),
         ({"source": {**HTTPS, "urls": []}}, "source.https.urls", ["at least 1 item"]),
         ({"source": {**HTTPS, "urls": ["https://host/a"] * 2}}, "source.https", ["each URL once"]),
+        ({"source": {**HTTPS, "urls": ["https://host/b", "https://host/a/x", "https://host/a%2Fx"]}}, "source.https", ["one name for URLs 2 and 3", "remove one"]),
+        ({"source": {**HTTPS, "urls": ["http://host/a/x", "https://host/a/x"]}}, "source.https", ["one name for URLs 1 and 2"]),
         ({"source": {**HTTPS, "urls": ["file:///etc/passwd"]}}, "source.https", ["a URL with http or https and a host"]),
         ({"source": {**HTTPS, "urls": ["https://host/a b"]}}, "source.https", ["a URL with http or https and a host"]),
         ({"source": {**HTTPS, "urls": ["https://[host/a"]}}, "source.https", ["a URL with http or https and a host"]),
@@ -415,8 +419,12 @@ def test_a_path_on_the_hub_stays_and_its_local_copy_is_a_path():
 
 
 @pytest.mark.parametrize(
-    "url", ["https://me:sentinel@host/a", "https://host/a?token=sentinel", "https://host/a#sentinel", "ftp://sentinel"]
-)
+    "url",
+    [
+        "https://me:sentinel@host/a", "https://me:sentinel", "https://host/a?token=sentinel", "https://host/a#sentinel",
+        "ftp://sentinel",
+    ],
+)  # fmt: skip
 def test_a_url_that_may_hold_a_secret_is_refused_without_being_shown(url):
     nested = {"kind": "pools", "pools": [{**HTTPS, "urls": [url]}]}
     for source in ({**HTTPS, "urls": [url]}, {**HTTPS, "urls": url}, {**S3, "endpoint": url}, nested):
@@ -425,11 +433,41 @@ def test_a_url_that_may_hold_a_secret_is_refused_without_being_shown(url):
         assert "sentinel" not in str(caught.value)
 
 
+WITH_SECRETS = {
+    "an unknown key of a source": {"source": {**HUB, "token": "sentinel"}},
+    "an unknown key of one of several sources": {"source": {"kind": "pools", "pools": [{**S3, "secret": "sentinel"}]}},
+    "an unknown section": {"credentials": ["sentinel"]},
+    "an unknown key elsewhere": {"tokenizer.token": "sentinel"},
+    "credentials": {"source": {**S3, "credentials": "AK:sentinel"}},
+    "a list of credentials": {"source": {**S3, "credentials": ["AK", "sentinel"]}},
+    "a bucket": {"source": {**S3, "bucket": "https://AK:sentinel@host"}},
+    "a nested bucket": {"source": {"kind": "pools", "pools": [{**S3, "bucket": "https://AK:sentinel@host"}]}},
+    "a repository": {"source": {**HUB, "repository": "https://AK:sentinel@host/a"}},
+    "a kind": {"source": {**HUB, "kind": "https://AK:sentinel@host"}},
+    "a source of one word": {"source": "https://AK:sentinel@host"},
+    "one of two URLs of one file": {"source": {**HTTPS, "urls": ["http://host/sentinel", "https://host/sentinel"]}},
+}
+
+
+@pytest.mark.parametrize("changes", WITH_SECRETS.values(), ids=WITH_SECRETS)
+def test_a_wrong_value_that_may_be_a_secret_is_in_no_message_and_no_traceback(changes):
+    with pytest.raises(RecipeError, match=r"Mend the recipe") as caught:
+        parse(changes)
+    assert "sentinel" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("line", ["credentials: AK: sentinel", "credentials: 'AK:sentinel", "token: @sentinel"])
+def test_yaml_that_is_none_is_told_by_its_lines_number_and_not_by_its_text(line):
+    with pytest.raises(RecipeError, match=r"expected YAML, found (.*\n)+.*line 2, column") as caught:
+        parse_recipe(f"source:\n  {line}\n", where="mine.yaml", folder=Path("/recipes"))
+    assert "sentinel" not in "".join(traceback.format_exception(caught.value))
+
+
 def test_pools_may_lie_in_places_of_several_kinds_in_the_order_of_their_priority():
     folder = {"kind": "folder", "pool": "own", "path": "pools/own"}
     recipe = parse({"source": {"kind": "pools", "pools": [HTTPS, folder, {**HUB, "local_path": "copy"}, S3]}})
     assert recipe.pool_names == ["r", "own", "p", "q"]
-    assert recipe.source_folders == {"r": None, "own": "/recipes/pools/own", "p": "/recipes/copy", "q": None}
+    assert list(recipe.source_places) == recipe.pool_names
     assert recipe.source.pools[2].path == "c"
 
 
@@ -446,6 +484,22 @@ def test_where_the_files_lie_is_not_what_they_hold(source, elsewhere):
         here, there = (parse({"source": nest(one)}) for one in (source, {**source, **elsewhere}))
         assert own_parameters(here, "raw_row_groups") == own_parameters(there, "raw_row_groups")
         assert recipe_digest(here) != recipe_digest(there)
+
+
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [
+        ({"kind": "folder", "pool": "own", "path": "pools/own"}, "/recipes/pools/own"),
+        ({"kind": "local", "pools": [{"name": "own", "path": "pools/own"}]}, "/recipes/pools/own"),
+        (HUB, "a/b/c on the Hub"),
+        ({**HUB, "local_path": "copy"}, "/recipes/copy"),
+        ({**HUB, "local_path": "copy", "local_copy": "partial"}, "a/b/c on the Hub"),
+        ({**S3, "prefix": "set"}, "s3://data/set at https://s3.example"),
+        (HTTPS, f"URLs of digest {identity_of(HTTPS['urls'])[:16]}"),
+    ],
+)
+def test_a_place_is_where_a_pools_files_come_from(source, place):
+    assert list(parse({"source": source}).source_places.values()) == [place]
 
 
 def test_texts_are_matched_by_overlap_where_the_recipe_says_so():
@@ -671,13 +725,15 @@ name seed
 source.packages.kind source.packages.max_prose_bytes source.packages.max_code_bytes
 source.local.kind source.local.pools.name source.local.pools.path source.local.pools.glob
 source.folder.kind source.folder.pool source.folder.path source.folder.glob
-source.hub.kind source.hub.repository source.hub.path source.hub.glob source.hub.revision source.hub.pool source.hub.local_path source.hub.local_copy
+source.hub.kind source.hub.repository source.hub.path source.hub.glob source.hub.revision
+source.hub.branch source.hub.pool source.hub.local_path source.hub.local_copy
 source.s3.kind source.s3.pool source.s3.bucket source.s3.prefix source.s3.glob source.s3.endpoint source.s3.region source.s3.credentials
 source.https.kind source.https.pool source.https.urls
 source.pools.kind
 source.pools.pools.folder.kind source.pools.pools.folder.pool source.pools.pools.folder.path source.pools.pools.folder.glob
 source.pools.pools.hub.kind source.pools.pools.hub.repository source.pools.pools.hub.path source.pools.pools.hub.glob
-source.pools.pools.hub.revision source.pools.pools.hub.pool source.pools.pools.hub.local_path source.pools.pools.hub.local_copy
+source.pools.pools.hub.revision source.pools.pools.hub.branch source.pools.pools.hub.pool
+source.pools.pools.hub.local_path source.pools.pools.hub.local_copy
 source.pools.pools.s3.kind source.pools.pools.s3.pool source.pools.pools.s3.bucket source.pools.pools.s3.prefix
 source.pools.pools.s3.glob source.pools.pools.s3.endpoint source.pools.pools.s3.region source.pools.pools.s3.credentials
 source.pools.pools.https.kind source.pools.pools.https.pool source.pools.pools.https.urls

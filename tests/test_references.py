@@ -93,12 +93,47 @@ def test_sources_of_equal_pools_in_other_folders_do_not_stand_for_each_other(tmp
     of_here = artifact(here)
     here.record(of_here, "a")
     with pytest.raises(
-        StateMismatch, match=r"source_folders\.web: this recipe says '/there', it was built with '/here'"
+        StateMismatch, match=r"source_places\.web: this recipe says '/there', it was built with '/here'"
     ):
         there.resolve("packing_plan")
     there.record(artifact(there, number=1), "b")
     assert here.resolve("packing_plan") == of_here
     assert list(there.recorded("packing_plan")) != list(here.recorded("packing_plan"))
+
+
+S3 = {"kind": "s3", "bucket": "data", "prefix": "set", "endpoint": "https://s3.example"}
+HUB = {"kind": "hub", "repository": "a/b", "path": "c", "revision": "0" * 40}
+HTTPS = {"kind": "https", "urls": ["https://host/a.parquet"]}
+
+
+@pytest.mark.parametrize(
+    ("source", "change"),
+    [
+        (S3, {"endpoint": "https://elsewhere.example"}),
+        (S3, {"bucket": "other"}),
+        (S3, {"prefix": "other"}),
+        (HUB, {"repository": "a/other"}),
+        (HUB, {"path": "other"}),
+        (HUB, {"local_path": "/copy"}),
+        (HTTPS, {"urls": ["https://elsewhere/a.parquet"]}),
+    ],
+)
+def test_sources_of_equal_pools_elsewhere_do_not_stand_for_each_other(tmp_path, source, change):
+    here, there = (pipeline(tmp_path, source={**one, "pool": "web"}) for one in (source, {**source, **change}))
+    of_here = artifact(here)
+    here.record(of_here, "a")
+    with pytest.raises(StateMismatch, match=r"source_places\.web: this recipe says '.*', it was built with '.*'"):
+        there.resolve("packing_plan")
+    assert list(there.recorded("packing_plan")) == []
+    assert here.resolve("packing_plan") == of_here
+
+
+def test_a_partial_copy_of_the_hubs_files_stands_for_the_hub(tmp_path):
+    partial = {"local_path": "/copy", "local_copy": "partial"}
+    here, there = (pipeline(tmp_path, source={**one, "pool": "web"}) for one in (HUB, {**HUB, **partial}))
+    of_here = artifact(here)
+    here.record(of_here, "a")
+    assert there.resolve("packing_plan") == of_here
 
 
 def test_without_any_artifact_it_says_what_to_materialize(tmp_path):
