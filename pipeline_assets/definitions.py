@@ -17,7 +17,7 @@ from asset_checks import splits as split_checks
 from asset_checks import tokenizer_report as tokenizer_report_checks
 from asset_checks import tokens as token_checks
 from asset_checks import training as training_checks
-from pipeline_assets.automation import everything, new_revision_sensor, nightly_schedule
+from pipeline_assets.automation import everything, new_revision_sensor, nightly_schedule, with_freshness
 from pipeline_assets.clusters import lsh_clusters
 from pipeline_assets.handoff import handoff_package
 from pipeline_assets.ledger import mixture_ledger
@@ -34,8 +34,7 @@ from pipeline_assets.training import varlen_training_run
 from resources.execution import executor_of_profile, progress_logger
 from training_io.gpu_io_manager import GpuIOManager
 
-ASSETS = (
-    dataset_revision,
+MATERIALIZED = (
     raw_row_groups,
     reference_sets,
     minhash_signatures,
@@ -51,6 +50,7 @@ ASSETS = (
     handoff_package,
     varlen_training_run,
 )
+ASSETS = (dataset_revision, *with_freshness(MATERIALIZED))
 
 CHECKS = (
     *source_checks.CHECKS,

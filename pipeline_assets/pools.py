@@ -6,6 +6,7 @@ unit's `run.json`, outside its identity: the same bytes from another place are t
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pipeline_assets.references import Pipeline
 from pipeline_assets.report import rows_metadata
 from pipeline_assets.stripes import Stage
 from resources.artifact_store import ArtifactRef
+from resources.hub import commit_of, is_commit
 from resources.listings import Pool, PoolFolder, PoolInBucket, PoolOfUrls, PoolOnHub
 from resources.package_corpus import (
     POOLS,
@@ -27,6 +29,7 @@ from resources.readers import Network
 from resources.row_group_source import Fetched, SourceFile, list_files, listing_fingerprint
 from resources.s3 import Bucket
 from resources.web import Patience, Traffic, silent
+from training_io.errors import SourceError
 from training_io.manifest import RUN_NAME
 
 CORPUS_VERSION = 1
@@ -70,6 +73,7 @@ def _place_of(pool: PoolSource) -> Pool:
         revision=pool.revision,
         folder=pool.path,
         glob=pool.glob,
+        branch=pool.branch,
         local_folder=local,
     )
 
@@ -84,9 +88,63 @@ def revision_of(pipeline: Pipeline) -> str:
     return listing_fingerprint(list_files(pools_of(pipeline), network_of(pipeline, silent)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ObservedSource:
+    """The source as it is now: its data version, the commits that it is read at, and what has followed them."""
+
+    revision: str
+    commits: tuple[str, ...]  # "POOL at COMMIT", of the Hub's pools
+    newer: tuple[str, ...]  # sentences, one a pinned repository that has moved on
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the source's page says of it."""
+        return {
+            "commits": ", ".join(self.commits) or "none",
+            "newer_revision": "; ".join(self.newer) or "none",
+        }
+
+
+def observe_source(pipeline: Pipeline) -> ObservedSource:
+    """What `revision_of` gives, and whether a commit has followed a pinned one. Cost: one more request a pin."""
+    pools, network = pools_of(pipeline), network_of(pipeline, silent)
+    files = list_files(pools, network)
+    return ObservedSource(
+        revision=listing_fingerprint(files), commits=_commits(files), newer=newer_revisions(pools, network)
+    )
+
+
+def newer_revisions(pools: Sequence[Pool], network: Network) -> tuple[str, ...]:
+    """A sentence for each pin of the Hub's pools whose branch is at another commit now; a pin itself never moves.
+
+    A branch that cannot be looked up is told of too, and stops nothing: what is pinned can be read without it.
+    """
+    pins = sorted(
+        {
+            (pool.repository, pool.revision, pool.branch)
+            for pool in pools
+            if isinstance(pool, PoolOnHub) and is_commit(pool.revision)
+        }
+    )
+    sentences = []
+    for repository, pinned, branch in pins:
+        try:
+            head = commit_of(network.hub, repository, branch)
+        except SourceError as error:
+            sentences.append(f"whether {repository} has a newer revision than {pinned} is not known: {error}")
+            continue
+        if head != pinned:
+            sentences.append(f"a newer revision exists: {repository} is pinned at {pinned}, and {branch} is at {head}")
+    return tuple(sentences)
+
+
+def _commits(files: Sequence[SourceFile]) -> tuple[str, ...]:
+    return tuple(sorted({f"{file.pool} at {file.commit[:12]}" for file in files if file.commit}))
+
+
 def cost_in_words(files: list[SourceFile], traffic: Traffic) -> str:
     """What listing cost over the network, and the commits that were found there."""
-    commits = sorted({f"{file.pool} at {file.commit[:12]}" for file in files if file.commit})
+    commits = _commits(files)
     cost = [f"{traffic.num_requests:,} requests and {traffic.num_bytes:,} bytes"] if traffic.num_requests else []
     return "".join(f"; {part}" for part in [*commits, *cost])
 

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from pipeline_assets.pools import (
     cost_in_words,
     network_of,
+    observe_source,
     pools_of,
-    revision_of,
     traffic_metadata,
     write_run_facts,
 )
@@ -337,7 +337,7 @@ def _parquet_texts(path: Path) -> list[str]:
 
 DATASET_REVISION = (
     "Fingerprint of the source: names, sizes, Parquet footers and listed content hashes of every file of every pool. "
-    "The sensor and the schedule start a run when it changes."
+    "The sensor starts a run when it changes. Where the recipe pins a commit, a newer one is told of and not read."
 )
 
 
@@ -350,8 +350,9 @@ with warnings.catch_warnings():
         description=DATASET_REVISION,
         required_resource_keys={"pipeline"},
     )
-    def dataset_revision(context: dg.OpExecutionContext) -> dg.DataVersion:
-        return dg.DataVersion(run_stage(context, lambda stage: revision_of(stage.pipeline)))
+    def dataset_revision(context: dg.OpExecutionContext) -> dg.ObserveResult:
+        observed = run_stage(context, lambda stage: observe_source(stage.pipeline))
+        return dg.ObserveResult(data_version=dg.DataVersion(observed.revision), metadata=observed.metadata)
 
 
 plan_rows_op = planning_op("raw_row_groups", plan_rows, after=["dataset_revision"])

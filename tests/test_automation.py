@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -11,8 +12,8 @@ from small_corpus import Built
 
 from pipeline_assets.automation import EVERYTHING, everything, new_revision_sensor, nightly_schedule
 from pipeline_assets.definitions import build_definitions, definitions
+from pipeline_assets.pools import revision_of
 from pipeline_assets.references import PipelineResource
-from pipeline_assets.source import revision_of
 from pipeline_assets.stripes import units_in
 from training_io.errors import SourceError
 
@@ -164,6 +165,16 @@ def test_nothing_starts_by_itself_until_it_is_turned_on() -> None:
     assert new_revision_sensor.default_status == dg.DefaultSensorStatus.STOPPED
     assert nightly_schedule.default_status == dg.DefaultScheduleStatus.STOPPED
     assert nightly_schedule.job_name == new_revision_sensor.job_name == everything.name == EVERYTHING
+
+
+def test_every_asset_that_is_materialized_warns_of_a_missed_night_and_fails_after_a_week() -> None:
+    graph = definitions.resolve_asset_graph()
+    policies = {key.path[-1]: graph.get(key).freshness_policy for key in graph.get_all_asset_keys()}
+    assert policies.pop("dataset_revision") is None
+    assert policies.keys() == set(small_corpus.STAGES)
+    assert set(policies.values()) == {
+        dg.FreshnessPolicy.time_window(warn_window=timedelta(hours=36), fail_window=timedelta(days=8))
+    }
 
 
 def test_the_job_is_every_asset_and_every_check() -> None:

@@ -132,46 +132,6 @@ def test_what_was_fetched_is_recorded_by_unit_and_summed_on_the_page(
         assert "run.json" not in manifest
 
 
-def test_a_renamed_revision_with_the_same_bytes_redoes_nothing(
-    server: FileServer, corpus: Path, tmp_path: Path
-) -> None:
-    recipe = recipe_over(corpus, hub_pool("alpha"), hub_pool("beta"))
-    before = small_corpus.build(recipe, tmp_path / "home", upto=UPTO)
-    revision = revision_of(before.stage.pipeline)
-    server.commits = {"main": "f" * 40, "v2": "f" * 40}
-    server.log.clear()
-    renamed = recipe_over(corpus, hub_pool("alpha", revision="v2"), hub_pool("beta", revision="v2"))
-    after = small_corpus.build(renamed, tmp_path / "home", upto=UPTO)
-    assert sent(server) == {}
-    assert {ref.outcome for ref in after.refs.values()} == {"reused"}
-    assert {name: ref.identity for name, ref in after.refs.items()} == {
-        name: ref.identity for name, ref in before.refs.items()
-    }
-    assert revision_of(after.stage.pipeline) == revision
-
-
-def test_one_changed_file_is_read_again_alone(server: FileServer, corpus: Path, tmp_path: Path) -> None:
-    recipe = recipe_over(corpus, hub_pool("alpha"), hub_pool("beta"))
-    before = small_corpus.build(recipe, tmp_path / "home", upto=UPTO)
-    rows = small_corpus.corpus_rows()["beta"]["b_000"]
-    rows[20]["text"] = small_corpus.sentences(5_001)
-    small_corpus.write_rows(corpus / "beta" / "b_000.parquet", rows)
-    server.commits = {"main": "f" * 40}
-    server.log.clear()
-    after = small_corpus.build(recipe, tmp_path / "home", upto=UPTO)
-    assert sent(server).keys() == {"b_000.parquet"}
-    of_file = {unit.unit for unit in units_in(after.stage, after.refs[UPTO]) if unit.unit.startswith("beta")}
-    for asset in ("raw_row_groups", UPTO):
-        old, new = (
-            {unit.unit: unit.identity for unit in units_in(built.stage, built.refs[asset])} for built in (before, after)
-        )
-        redone = {name for name in new if new[name] != old[name]}
-        assert redone == of_file if asset == "raw_row_groups" else redone < of_file, asset
-    fresh = small_corpus.build(recipe, tmp_path / "fresh", upto=UPTO)
-    expected, found = small_corpus.artifact_files(fresh.home), small_corpus.artifact_files(after.home)
-    assert {path: found.get(path) for path in expected} == expected
-
-
 def test_a_retry_goes_on_from_the_units_that_are_done(server: FileServer, corpus: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     recipe = recipe_over(corpus, hub_pool("alpha"), hub_pool("beta"))

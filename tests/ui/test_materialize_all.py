@@ -4,29 +4,18 @@ Against the real webserver and daemon on a fresh home, in headless Chromium. It 
 installs one.
 """
 
-import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import small_corpus
+from dagster_server import ROOT, Server, running, runs_of, wait_until
 
 from pipeline_assets.definitions import ASSETS, CHECKS
-from resources.execution import prepare_instance
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "test-artifacts"
-START_SECONDS = 180
 RUN_SECONDS = 300
 BROWSER_FLAGS = [
     "--no-sandbox",
@@ -41,75 +30,12 @@ BROWSER_FLAGS = [
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
 
-class Server:
-    """`dagster dev` on a fresh home and a free port, asked through GraphQL."""
-
-    def __init__(self, home: Path, recipe: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}"
-        self.log = home / "server.log"
-        environment = os.environ | {
-            "CORPUSMILL_HOME": str(home),
-            "CORPUSMILL_RECIPE": str(recipe),
-            "DAGSTER_HOME": str(prepare_instance(home)),
-        }
-        command = [sys.executable, "-m", "dagster", "dev", "--workspace", "workspace.yaml"]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*command, "--host", "127.0.0.1", "--port", str(self.port)],
-                cwd=ROOT,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def ask(self, query: str) -> dict[str, Any]:
-        request = urllib.request.Request(
-            f"{self.address}/graphql", json.dumps({"query": query}).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return json.load(response)["data"]
-
-    def stop(self) -> None:
-        os.killpg(self.process.pid, signal.SIGTERM)
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:  # a busy machine: its children are still being told
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(60)
-
-
-def wait_until(found: Callable[[], Any], seconds: float, what: str) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := found():
-            return value
-        time.sleep(0.5)
-    raise AssertionError(f"after {seconds:.0f} s still waiting for {what}")
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("ui")
     small_corpus.write_corpus(folder)
-    server = Server(folder / "home", small_corpus.write_recipe(folder))
-
-    def is_loaded() -> bool:
-        assert server.process.poll() is None, server.log.read_text()
-        try:
-            entries = server.ask("{workspaceOrError{... on Workspace{locationEntries{loadStatus}}}}")
-        except OSError:
-            return False
-        return [entry["loadStatus"] for entry in entries["workspaceOrError"]["locationEntries"]] == ["LOADED"]
-
-    try:
-        wait_until(is_loaded, START_SECONDS, "the code location")
+    with running(folder / "home", small_corpus.write_recipe(folder)) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +49,6 @@ def page(server: Server) -> Iterator[Any]:
         browser.close()
 
 
-def runs(server: Server) -> list[dict[str, str]]:
-    return server.ask("{runsOrError{... on Runs{results{runId status}}}}")["runsOrError"]["results"]
-
-
 def test_one_click_on_a_fresh_home_is_one_green_run(server: Server, page: Any) -> None:
     names = [asset.key.path[-1] for asset in ASSETS]
     page.goto(f"{server.address}/asset-groups")
@@ -135,15 +57,15 @@ def test_one_click_on_a_fresh_home_is_one_green_run(server: Server, page: Any) -
     assert page.get_by_role("dialog").count() == 0
     button = page.get_by_role("button", name="Materialize all")
     assert "…" not in button.inner_text()
-    assert runs(server) == []
+    assert runs_of(server) == []
     button.click()
 
     def finished() -> bool:
-        found = runs(server)
+        found = runs_of(server)
         return bool(found) and all(run["status"] in ("SUCCESS", "FAILURE", "CANCELED") for run in found)
 
     wait_until(finished, RUN_SECONDS, "the run to finish")
-    assert [run["status"] for run in runs(server)] == ["SUCCESS"], server.log.read_text()[-5_000:]
+    assert [run["status"] for run in runs_of(server)] == ["SUCCESS"], server.log.read_text()[-5_000:]
 
     page.goto(f"{server.address}/asset-groups")
     page.get_by_text(names[-1], exact=True).first.wait_for(timeout=60_000)

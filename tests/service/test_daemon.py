@@ -1,0 +1,128 @@
+"""A night without anybody: the source changes, Dagster's own daemon notices, and one run makes everything fresh.
+
+Against the real webserver and daemon, with a data set on a Hub of loopback.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_corpus
+from dagster_server import Server, running, runs_of, wait_until
+from file_server import REPOSITORY, serving_files
+
+from pipeline_assets.automation import new_revision_sensor
+from pipeline_assets.pools import revision_of
+from pipeline_assets.recipe import STAGES
+from pipeline_assets.references import PipelineResource
+
+TICK_SECONDS = 180
+RUN_SECONDS = 420
+SENSOR = (
+    '{repositoryLocationName:"pipeline_assets.definitions",repositoryName:"__repository__",'
+    f'sensorName:"{new_revision_sensor.name}"}}'
+)
+
+
+def ticks(server: Server) -> list[dict[str, Any]]:
+    """The sensor's last ticks, the latest first."""
+    answer = server.ask(
+        f"{{sensorOrError(sensorSelector:{SENSOR}){{... on Sensor{{sensorState{{status"
+        " ticks(limit:20){status timestamp skipReason error{message}}}}}}"
+    )
+    return answer["sensorOrError"]["sensorState"]["ticks"]
+
+
+def finished_runs(server: Server, number: int) -> list[dict[str, Any]]:
+    """That many runs, all of which have ended; nothing as long as one is under way or to come."""
+    found = runs_of(server)
+    ended = all(run["status"] in ("SUCCESS", "FAILURE", "CANCELED") for run in found)
+    return found if ended and len(found) >= number else []
+
+
+def skipped_since(server: Server, moment: float) -> list[str]:
+    """Why ticks after a moment started nothing."""
+    found = [tick for tick in ticks(server) if tick["timestamp"] > moment]
+    assert not [tick for tick in found if tick["error"]], found
+    return [tick["skipReason"] for tick in found if tick["status"] == "SKIPPED"]
+
+
+def materializations(server: Server) -> dict[str, dict[str, str]]:
+    """Run, data version and freshness of each asset that is materialized."""
+    nodes = server.ask(
+        "{assetNodes{assetKey{path} isMaterializable freshnessStatusInfo{freshnessStatus} staleStatus"
+        " assetMaterializations(limit:1){runId tags{key value}}}}"
+    )["assetNodes"]
+    found = {}
+    for node in nodes:
+        if node["isMaterializable"]:
+            (last,) = node["assetMaterializations"]
+            tags = {tag["key"]: tag["value"] for tag in last["tags"]}
+            found[node["assetKey"]["path"][-1]] = {
+                "run": last["runId"],
+                "version": tags["dagster/data_version"],
+                "freshness": node["freshnessStatusInfo"]["freshnessStatus"],
+                "stale": node["staleStatus"],
+            }
+    return found
+
+
+def test_the_daemon_makes_one_run_of_a_new_revision_and_none_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, home = small_corpus.write_corpus(tmp_path / "corpus"), tmp_path / "home"
+    pools = [
+        {"kind": "hub", "repository": REPOSITORY, "revision": "main", "path": pool, "pool": pool}
+        for pool in ("alpha", "beta")
+    ]
+    recipe = small_corpus.write_recipe(corpus, {"source": {"kind": "pools", "pools": pools}})
+    resource = PipelineResource(recipe=str(recipe), home=str(home))
+    with serving_files(corpus) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        with running(home, recipe) as server:
+            assert runs_of(server) == []
+            assert ticks(server) == []  # off until somebody turns it on
+            server.ask(f"mutation{{startSensor(sensorSelector:{SENSOR}){{__typename}}}}")
+            wait_until(lambda: finished_runs(server, 1), TICK_SECONDS + RUN_SECONDS, "the first revision's run")
+            (first,) = runs_of(server)
+            assert first["status"] == "SUCCESS", server.log.read_text()[-5_000:]
+            revision = revision_of(resource.open())
+
+            rows = small_corpus.corpus_rows()["beta"]["b_000"]
+            rows[20]["text"] = small_corpus.sentences(5_001)
+            small_corpus.write_rows(corpus / "beta" / "b_000.parquet", rows)
+            hub.commits = {"main": "f" * 40}
+            changed = revision_of(resource.open())
+            assert changed != revision
+            wait_until(lambda: finished_runs(server, 2), TICK_SECONDS + RUN_SECONDS, "the next revision's run")
+            ended = time.time()
+            wait_until(lambda: skipped_since(server, ended), TICK_SECONDS, "a tick after the run")
+            second, *others = runs_of(server)
+            assert others == [first]
+            assert second["status"] == "SUCCESS", server.log.read_text()[-5_000:]
+            tags = [{tag["key"]: tag["value"] for tag in run["tags"]} for run in (first, second)]
+            assert [one["dataset_revision"] for one in tags] == [revision[:12], changed[:12]]
+            assert {one["dagster/sensor_name"] for one in tags} == {new_revision_sensor.name}
+            wait_until(
+                lambda: {one["freshness"] for one in materializations(server).values()} == {"HEALTHY"},
+                TICK_SECONDS,
+                "the badges of freshness",
+            )
+            fresh = materializations(server)
+            assert fresh.keys() == set(STAGES)
+            assert {one["run"] for one in fresh.values()} == {second["runId"]}
+            assert {one["stale"] for one in fresh.values()} == {"FRESH"}
+
+        restarted = time.time()
+        with running(home, recipe) as server:
+            reasons = wait_until(lambda: skipped_since(server, restarted), TICK_SECONDS, "a tick after the restart")
+            assert reasons == [f"nothing new since revision {changed[:12]}"]
+            assert [run["runId"] for run in runs_of(server)] == [second["runId"], first["runId"]]
+
+        clean = small_corpus.build(recipe, tmp_path / "clean")
+    assert {name: fresh[name]["version"] for name in clean.refs} == {
+        name: ref.identity for name, ref in clean.refs.items()
+    }
+    expected, found = small_corpus.artifact_files(clean.home), small_corpus.artifact_files(home)
+    assert {path: found.get(path) for path in expected} == expected
