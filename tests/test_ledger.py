@@ -12,6 +12,7 @@ from tiny_artifacts import address_docs, make_plan, make_token_shards, seal
 
 from training_io.batch import in_constant_shape
 from training_io.errors import FormatError, RecipeError
+from training_io.inspection import inspect
 from training_io.ledger import cumulative_tokens, ledger_of
 from training_io.manifest import load_manifest
 from training_io.mixture import MixtureStage
@@ -65,6 +66,16 @@ def test_rows_say_where_a_stage_takes_effect_and_what_its_quotas_were(plan):
         assert (row.first_step, row.first_token) == (planned.first_step, planned.first_token)
         assert row.quota_tokens == planned.quotas[row.pool]
     assert sum(row.tokens for row in rows) == sum(plan.step_targets(0, step) for step in range(plan.num_steps))
+
+
+def test_inspecting_a_plan_shows_its_ledger(tmp_path):
+    plan = mixed_plan(tmp_path)
+    (folder,) = (tmp_path / "packing_plan" / "-").iterdir()
+    report = inspect(folder, None)["splits"]["train"]
+    assert report["scheduled_packs"] == plan.num_scheduled
+    for row in ledger_of(plan):
+        stage = report["mixture"][row.stage]
+        assert (stage["first_step"], stage[row.pool]["tokens"]) == (row.first_step, row.tokens)
 
 
 def test_a_plan_without_a_mixture_has_one_stage_of_one_pass(tmp_path):

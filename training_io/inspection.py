@@ -15,6 +15,7 @@ import numpy as np
 
 from training_io.document_index import DocumentIndex, read_index
 from training_io.errors import FormatError, RecipeError
+from training_io.ledger import ledger_of
 from training_io.manifest import load_manifest, quarantine_reasons
 from training_io.packing import pack
 from training_io.plan import PLAN_NAME, Plan, load_plan, splits_of
@@ -159,9 +160,26 @@ def _plan_report(plan: Plan, recipe: dict[str, Any]) -> dict[str, Any]:
         "plan_identity": plan.identity,
         "document_lengths": _quantiles(plan.index),
     }
+    if plan.stages:
+        report["scheduled_packs"] = plan.num_scheduled
+        report["mixture"] = _mixture_report(plan)
     if recipe:
         report["differs_from_recipe"] = {
             name: {"plan": stored[name], "recipe": recipe[name]} for name in recipe if recipe[name] != stored[name]
+        }
+    return report
+
+
+def _mixture_report(plan: Plan) -> dict[str, dict[str, Any]]:
+    """What each stage reads of each pool, from the plan's own ledger."""
+    report: dict[str, dict[str, Any]] = {}
+    for row in ledger_of(plan):
+        stage = report.setdefault(row.stage, {"first_step": row.first_step, "first_token": row.first_token})
+        stage[row.pool] = {
+            "quota": row.quota_tokens,
+            "tokens": row.tokens,
+            "documents": row.documents_unique,
+            "passes_so_far": round(row.passes_so_far, 4),
         }
     return report
 
