@@ -5,9 +5,9 @@ The experiments of `training_io.preflight`, on the run's own model and the first
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from pipeline_assets.training import CHECKPOINT_FOLDER, CURVES_NAME, model_confi
 from resources.artifact_store import ArtifactRef
 from resources.tables import read_json
 from training_io.batch import PackedBatch
+from training_io.hashing import identity_of
 from training_io.manifest import load_manifest
 from training_io.plan import Plan, load_plan
 from training_io.sampler import Sampler
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 MAX_POKED_SEGMENTS = 4
 MAX_POKED_TOKENS = 1_024
-SMALL_PARAMETERS = 20_000_000
 MAX_TOKENS = 192  # of an experiment: enough for three segments, and a run's checks take a second or two
 
 
@@ -42,34 +42,18 @@ def no_token_sees_another_document(
     """On a real microbatch, changing one segment's inputs changes that segment's logits and no other's."""
     if (chosen := _chosen_without_mask(stage, "no token sees another document")) is not None:
         return chosen
-    import torch
+    from training_io import preflight
 
     model = trained_model(stage, varlen_training_run, packing_plan)
-    device = model.tokens.weight.device
-    batch = _first_batch(stage, packing_plan)
-    bounds = _first_segments(batch.cu_seqlens.tolist())
-    segments = [(start, end) for start, end in pairwise(bounds) if end - start > 1]
-    inputs = torch.from_numpy(batch.inputs[: bounds[-1]].copy()).to(device)
-    positions = torch.from_numpy(batch.position_ids[: bounds[-1]].copy()).to(device)
-    cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device=device)
-    fixed = (positions, cu_seqlens, max(end - start for start, end in pairwise(bounds)))
-    violations: list[dict[str, Any]] = []
-    with torch.no_grad():
-        before = model(inputs, *fixed)
-        for start, end in segments:
-            poked = inputs.clone()
-            poked[start:end] = (poked[start:end] + 1) % model.config.vocab_size
-            changed = (model(poked, *fixed) != before).any(dim=1)
-            outside = int(changed[:start].sum() + changed[end:].sum())
-            if outside or not bool(changed[start:end].all()):
-                inside = int(changed[start:end].sum())
-                violations.append({"segment": f"[{start:,}, {end:,})", "outside": outside, "inside": inside})
+    batch = _first_segments(_first_batch(stage, packing_plan))
+    violations = preflight.no_token_sees_another(model, batch)
+    num_poked = int((np.diff(batch.cu_seqlens) > 1).sum())
     return Verdict(
         expected="changing one segment changes its own logits only",
-        found=f"{len(violations):,} of {len(segments):,} poked segments changed others, or not all of themselves"
-        f" ({model.backend} on {device.type})",
+        found=f"{len(violations):,} of {num_poked:,} poked segments changed others, or not all of themselves"
+        f" ({model.backend} on {model.tokens.weight.device.type})",
         num_violations=len(violations),
-        examples=violations,
+        examples=[{"violation": violation} for violation in violations],
     )
 
 
@@ -117,20 +101,23 @@ def loss_knows_no_microbatches(stage: Stage, varlen_training_run: ArtifactRef, p
 
 
 def attention_backends_agree(stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef) -> Verdict:
-    """The attention backends that run on this machine give the reference's logits."""
+    """The attention backends that run on this machine give the reference's logits and gradients."""
     import torch
 
     from training_io import preflight
     from training_io.attention import BACKENDS
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    backends = preflight.backends_on(device)
+    backends, trained = preflight.backends_on(device), preflight.backends_with_gradients(device)
     with _experiment(stage, varlen_training_run, packing_plan) as (model, batch):
         violations = preflight.backends_agree(model, batch, device, backends)
     missing = ", ".join(sorted(set(BACKENDS) - set(backends)))
-    not_run = f"; not compared, for want of a GPU: {missing}, bfloat16, segments of one token" if missing else ""
+    untrained = ", ".join(f"{name}'s gradients" for name in backends if name not in trained)
+    not_run = (
+        f"; not compared, for want of a GPU: {missing}, {untrained}, bfloat16, segments of one token" if missing else ""
+    )
     found = f"{_described(batch)} with {', '.join(backends)} on {device.type}{not_run}"
-    return verdict_of("logits of every backend as the reference has them", violations, found)
+    return verdict_of("logits and gradients of every backend as the reference has them", violations, found)
 
 
 def resumed_sampler_gives_the_next_step(
@@ -138,8 +125,12 @@ def resumed_sampler_gives_the_next_step(
 ) -> Verdict:
     """The state in the run's checkpoint goes on with the step behind its last one, token by token."""
     stored, plan = _checkpoint(stage, varlen_training_run), _plan(stage, packing_plan)
-    state = stored.payload["stream"]
-    source = _step_source(stage, plan, identity=state["plan"])
+    state, identity = stored.payload["stream"], _stream_identity(stage, plan)
+    what = "the step behind the checkpoint's, as the plan has it"
+    if state["plan"] != identity:
+        violation = f"expected a state of {identity[:12]}…, what the recipe reads, found one of {state['plan'][:12]}…"
+        return verdict_of(what, [violation], f"the checkpoint of step {stored.step:,}")
+    source = _step_source(stage, plan, identity)
     source.load_state_dict(state)
     batches = source.next_step()
     found = np.concatenate([batch.inputs for batch in batches])
@@ -149,7 +140,7 @@ def resumed_sampler_gives_the_next_step(
     if source.state_dict() == state:
         violations.append("the state stayed where it was when a step was taken")
     return verdict_of(
-        "the step behind the checkpoint's, as the plan has it",
+        what,
         violations,
         f"{len(found):,} inputs after step {stored.step:,}",
     )
@@ -200,24 +191,18 @@ def _experiment(
 ) -> "Iterator[tuple[Model, PackedBatch]]":
     """The run's model in float64 on the CPU, and an excerpt of the first batches; without a mask, rows are segments.
 
-    A small model on one thread: so little work is done sooner by one than shared, above all beside other programs.
+    A small model on one thread.
     """
-    import torch
-
     from training_io.model import num_parameters
-    from training_io.preflight import excerpt, together
+    from training_io.preflight import SMALL_PARAMETERS, excerpt, on_one_thread, together
 
     config = _config_of(stage, packing_plan)
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1 if num_parameters(config) < SMALL_PARAMETERS else num_threads)
-    try:
+    with on_one_thread() if num_parameters(config) < SMALL_PARAMETERS else nullcontext():
         model = _wide_model(stage.folder(varlen_training_run) / CHECKPOINT_FOLDER, varlen_training_run.digest, config)
         source, batches = _step_source(stage, _plan(stage, packing_plan)), list[PackedBatch]()
         while sum(len(batch.inputs) for batch in batches) < MAX_TOKENS:  # a step of a short context has two tokens
             batches += source.next_step()
         yield model, excerpt(together(batches), MAX_TOKENS)
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 @lru_cache(maxsize=1)  # one for all checks of a run; the digest tells a run from one that was rebuilt in its place
@@ -277,6 +262,22 @@ def _step_source(stage: Stage, plan: Plan, identity: str = "") -> "StepSource":
     )
 
 
+def _stream_identity(stage: Stage, plan: Plan) -> str:
+    """What a state of the recipe's steps must say it is of: the plan, or the shards with the windows' shape."""
+    windows = stage.recipe.training.windows
+    if windows is None:
+        return plan.identity
+    manifest = load_manifest(plan.shards.path)
+    return identity_of(
+        {
+            "shards": [manifest.identity, manifest.digest],
+            "split": plan.split,
+            "windows": [windows.batch_size, windows.length, windows.accumulation],
+            **({"document_mask": True} if windows.document_mask else {}),
+        }
+    )
+
+
 def _inputs_of_step(stage: Stage, plan: Plan, number: int) -> np.ndarray[Any, Any]:
     """Inputs of a step of the run, counted from 0, taken from the shards without the sampler."""
     windows = stage.recipe.training.windows
@@ -304,10 +305,20 @@ def _tokens(plan: Plan, start: int, end: int) -> np.ndarray[Any, Any]:
     return np.concatenate(parts)
 
 
-def _first_segments(bounds: list[int]) -> list[int]:
-    """The boundaries of the first few segments: two at least, then as many as fit into a thousand tokens."""
-    fitting = sum(bound <= MAX_POKED_TOKENS for bound in bounds)
-    return bounds[: min(max(fitting, 3), MAX_POKED_SEGMENTS + 1)]
+def _first_segments(batch: PackedBatch) -> PackedBatch:
+    """The first few segments of a batch: two at least, then as many as fit into a thousand tokens."""
+    fitting = int((batch.cu_seqlens <= MAX_POKED_TOKENS).sum())
+    cu_seqlens = batch.cu_seqlens[: min(max(fitting, 3), MAX_POKED_SEGMENTS + 1)]
+    end = int(cu_seqlens[-1])
+    return replace(
+        batch,
+        inputs=batch.inputs[:end],
+        targets=batch.targets[:end],
+        position_ids=batch.position_ids[:end],
+        cu_seqlens=cu_seqlens,
+        max_seqlen=int(np.diff(cu_seqlens).max()),
+        segment_doc=batch.segment_doc[: len(cu_seqlens) - 1],
+    )
 
 
 def trained_model(stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef) -> "Model":

@@ -390,22 +390,33 @@ def misstate_ids(built: Built) -> str:
     return "tokenizer: 'def double"
 
 
-def spoil_a_weight(built: Built) -> str:
-    def spoil(payload: dict[str, Any]) -> None:
-        next(iter(payload["model"].values())).view(-1)[0] = float("nan")
-
-    change_checkpoint(built, spoil)
-    return "segment"
-
-
-def spoiling_a_weight(needle: str) -> Callable[[Built], str]:
-    """The same poison; what is found says the needle."""
+def spoiling_weights(needle: str, spoil: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Built], str]:
+    """A poison that changes the run's weights; what is found says the needle."""
 
     def poison(built: Built) -> str:
-        spoil_a_weight(built)
+        change_checkpoint(built, lambda payload: spoil(payload["model"]))
         return needle
 
     return poison
+
+
+def empty_the_table(weights: dict[str, torch.Tensor]) -> None:
+    """All inputs look alike, all outputs are as likely, and nothing has a gradient."""
+    weights["tokens.weight"].zero_()
+
+
+def attend_to_nothing(weights: dict[str, torch.Tensor]) -> None:
+    for name, values in weights.items():
+        if name.endswith("attention.out.weight"):
+            values.zero_()
+
+
+def lose_a_number(weights: dict[str, torch.Tensor]) -> None:
+    """Two ways to compute one thing agree for all weights that are numbers: only broken code parts them.
+
+    tests/test_preflight.py breaks it.
+    """
+    weights["tokens.weight"][0, 0] = float("nan")
 
 
 def change_checkpoint(built: Built, change: Callable[[dict[str, Any]], None]) -> None:
@@ -510,15 +521,15 @@ POISONS: dict[str, Callable[[Built], str]] = {
     "ledger_is_what_the_plan_reads": misstate_the_ledger,
     "tokens_suffice_for_the_training_steps": take_more_packs_a_step,
     "handoff_self_test_passes": misstate_ids,
-    "no_token_sees_another_document": spoil_a_weight,
-    "packed_equals_separate": spoiling_a_weight("logits: expected equal"),
-    "padding_changes_nothing": spoiling_a_weight("loss: expected equal"),
-    "positions_restart_with_each_document": spoiling_a_weight("logits at running positions"),
-    "loss_knows_no_microbatches": spoiling_a_weight("a mean of means: expected another result"),
-    "attention_backends_agree": spoiling_a_weight("flex: logits: expected equal"),
+    "no_token_sees_another_document": spoiling_weights("found 0 of them and 0 of others", empty_the_table),
+    "packed_equals_separate": spoiling_weights("logits: expected equal", lose_a_number),
+    "padding_changes_nothing": spoiling_weights("loss: expected equal", lose_a_number),
+    "positions_restart_with_each_document": spoiling_weights("attention without the mask", attend_to_nothing),
+    "loss_knows_no_microbatches": spoiling_weights("a mean of means: expected another result", empty_the_table),
+    "attention_backends_agree": spoiling_weights("sdpa: gradients: expected equal", lose_a_number),
     "resumed_sampler_gives_the_next_step": skip_a_step,
     "first_loss_is_that_of_guessing": raise_the_first_loss,
-    "one_pack_can_be_overfitted": spoiling_a_weight("found nan"),
+    "one_pack_can_be_overfitted": spoiling_weights("expected a loss below half of", empty_the_table),
     "validation_loss_falls": raise_the_last_loss,
 }
 
@@ -802,6 +813,31 @@ def test_an_index_of_another_tokenizer_is_noticed(copy: Built, name: str, value:
     verdict = judged("shards_match_their_headers_and_hashes", copy)
     assert verdict.num_violations == 1
     assert verdict.examples[0]["violation"].startswith("train: expected tokenizer, EOS and dtype")
+
+
+def test_an_end_within_a_document_breaks_the_positions(copy: Built) -> None:
+    plan = load_plan(whole(copy, "packing_plan"), "train")
+    doc, start, end = plan.locate(plan.segments_of(plan.step_packs(0, 0)))
+    longest = int((end - start).argmax())
+    assert plan.index.shards[doc[longest]] == 0
+    poke_shard(copy, int(plan.index.offsets[doc[longest]] + start[longest]), EOS_ID)
+    seal_again(copy, whole(copy, "token_shards"))
+    verdict = judged("positions_restart_with_each_document", copy)
+    assert "expected a new segment behind an EOS" in str(verdict.examples)
+
+
+def test_a_checkpoint_of_other_data_is_noticed_whatever_its_state_says(copy: Built) -> None:
+    def rename(payload: dict[str, Any]) -> None:
+        payload["stream"]["plan"] = "f" * 64
+
+    change_checkpoint(copy, rename)
+    verdict = judged("resumed_sampler_gives_the_next_step", copy)
+    assert "what the recipe reads, found one of ffffffffffff" in str(verdict.examples)
+    recipe = small_corpus.write_recipe(copy.recipe.parent, small_corpus.WINDOWS, "windows.yaml")
+    refs = small_corpus.recorded(copy.recipe, copy.home)
+    judge = small_corpus.judge_of("resumed_sampler_gives_the_next_step")
+    verdict = judge(replace(copy, recipe=recipe).stage, refs["varlen_training_run"], refs["packing_plan"])
+    assert "what the recipe reads, found one of ffffffffffff" in str(verdict.examples)
 
 
 def held_back(built: Built, ref: ArtifactRef) -> dict[str, str]:

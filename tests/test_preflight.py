@@ -5,20 +5,25 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
+import tiny_artifacts
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training_io.batch import IGNORED, PackedBatch
+from training_io.errors import FormatError, InvariantBroken
 from training_io.model import Model, ModelConfig
 from training_io.preflight import (
     TOLERANCE,
     backends_agree,
     backends_on,
+    backends_with_gradients,
+    check_before_training,
     excerpt,
     first_loss_is_uniform,
     first_loss_of,
     loss_knows_no_microbatches,
+    no_token_sees_another,
     off_uniform,
     one_pack_is_overfitted,
     overfitted,
@@ -29,6 +34,10 @@ from training_io.preflight import (
     positions_restart,
     together,
 )
+from training_io.stream import StreamSpec, WindowSpec
+from training_io.train import train
+from training_io.train_config import TrainConfig
+from training_io.train_job import TrainJob, run_job, train_on_ranks
 
 CPU = torch.device("cpu")
 EOS = 0
@@ -126,6 +135,22 @@ class WrongUnderFlex(Model):
         return super().forward(*batch) * (1 + 1e-6 * (self.backend == "flex"))
 
 
+class WrongBackwards(Model):
+    """Fused attention with the right logits and gradients off by a millionth."""
+
+    def forward(self, *batch):
+        logits_TV = super().forward(*batch)
+        off = 1e-6 * (not self.blocks[0].attention.exact)
+        return logits_TV + off * (logits_TV - logits_TV.detach())
+
+
+class WrongForTwo(Model):
+    """Logits off by a thousandth when a batch has just two segments."""
+
+    def forward(self, inputs_T, position_ids_T, cu_seqlens, max_seqlen):
+        return super().forward(inputs_T, position_ids_T, cu_seqlens, max_seqlen) * (1 + 1e-3 * (len(cu_seqlens) == 3))
+
+
 class Loud(Model):
     """Logits that are far too sure of themselves before anything is learned."""
 
@@ -183,6 +208,22 @@ def test_a_broken_model_breaks_its_law(law, kind, needle):
     assert violation.startswith(needle)
 
 
+def test_a_segment_that_is_poked_changes_itself_alone():
+    batch = batch_of(LENGTHS)
+    assert no_token_sees_another(model_of(), batch) == []
+    assert no_token_sees_another(model_of().float(), batch) == []
+    # the segment of one token is not poked, and behind the last one there is nothing to leak into
+    assert no_token_sees_another(model_of(Unmasked), batch) == [
+        "segment [0, 5): expected its 5 tokens alone to change with it, found 5 of them and 13 of others",
+        "segment [6, 15): expected its 9 tokens alone to change with it, found 9 of them and 3 of others",
+    ]
+
+
+def test_a_model_that_a_poke_does_not_change_is_noticed():
+    (violation, *_) = no_token_sees_another(model_of(Blind), batch_of(LENGTHS))
+    assert violation.endswith("found 0 of them and 0 of others")
+
+
 def test_positions_of_the_batch_instead_of_the_segment_break_learned_ones():
     assert packed_equals_separate(model_of(CountingFromTheBatch, positions="learned"), batch_of(LENGTHS))
 
@@ -220,7 +261,15 @@ def test_a_backend_that_differs_is_named():
     assert violation.startswith("flex: logits: expected equal")
 
 
-@pytest.mark.parametrize("law", [*MODEL_LAWS, lambda model, batch: backends_agree(model, batch, CPU, ("sdpa",))])
+def test_a_backend_whose_gradients_differ_is_named():
+    assert backends_with_gradients(CPU) == ("sdpa",)
+    (violation,) = backends_agree(model_of(WrongBackwards), batch_of(LENGTHS), CPU, backends_on(CPU))
+    assert violation.startswith("sdpa: gradients: expected equal")
+
+
+@pytest.mark.parametrize(
+    "law", [*MODEL_LAWS, no_token_sees_another, lambda model, batch: backends_agree(model, batch, CPU, ("sdpa",))]
+)
 def test_a_weight_that_is_no_number_breaks_every_law(law):
     model = model_of()
     with torch.no_grad():
@@ -297,6 +346,100 @@ def test_the_tolerance_is_far_above_rounding_and_far_below_a_mistake():
     arrays = [torch.from_numpy(array) for array in (batch.inputs, batch.position_ids, batch.cu_seqlens)]
     logits = [model_of(kind)(*arrays, batch.max_seqlen) for kind in (Model, Unmasked)]
     assert (logits[0] - logits[1]).abs().max() / logits[0].abs().max() > 1e6 * TOLERANCE
+
+
+def documents(num_documents, vocab_size=VOCAB):
+    generator = np.random.default_rng(6)
+    return [generator.integers(1, vocab_size, size=generator.integers(1, 30)).tolist() for _ in range(num_documents)]
+
+
+def specs_of(root, docs, layouts=("packs", "windows", "masked"), **plan):
+    """Streams of the documents in packs, in windows of three rows, and in such windows cut at documents."""
+    shards = tiny_artifacts.make_token_shards(root, {"train": docs}, token_dtype="uint16")
+    windows = WindowSpec(shards_path=str(shards), batch_size=3, max_seq_len=64, accumulation=1, device="cpu")
+    packs = StreamSpec(plan_path=str(tiny_artifacts.make_plan(root, shards, **plan)), device="cpu")
+    specs = {"packs": packs, "windows": windows, "masked": replace(windows, document_mask=True)}
+    return {layout: specs[layout] for layout in layouts}
+
+
+def with_an_end_within(docs):
+    """The same, with an end of document in the middle of every one that is long enough."""
+    return [[*doc[: len(doc) // 2], EOS, *doc[len(doc) // 2 :]] if len(doc) > 3 else doc for doc in docs]
+
+
+def job_of(spec, folder, steps=3):
+    config = TrainConfig(steps=steps, learning_rate=0.01, checkpoint_every=1, device="cpu", num_threads=1)
+    return TrainJob(spec=spec, validation=None, model_config=ModelConfig(**SHAPE), config=config, checkpoint_dir=folder)
+
+
+def test_a_sound_run_passes_before_training_in_every_layout(tmp_path):
+    for spec in specs_of(tmp_path, documents(60)).values():
+        for vocab_size in (VOCAB, 300):
+            check_before_training(spec, ModelConfig(**SHAPE | {"vocab_size": vocab_size}))
+
+
+@pytest.mark.parametrize("docs", [[[7] * 3] * 4, [[7]] * 3, [list(range(1, 50))]])
+@pytest.mark.parametrize("overlap", [0, 3])
+def test_little_and_repeated_text_is_no_defect(tmp_path, docs, overlap):
+    """What shows a mistake may be missing from a text; a run on it is not refused for that."""
+    spec = specs_of(tmp_path, docs, ["packs"], overlap=overlap)["packs"]
+    check_before_training(spec, ModelConfig(**SHAPE))
+
+
+@pytest.mark.parametrize(
+    ("kind", "vocab_size", "law"),
+    [
+        (Unmasked, VOCAB, "packed equals separate"),
+        (Loud, 300, "the first loss is that of guessing"),
+        (WrongForTwo, VOCAB, "the loss knows no microbatches"),
+    ],
+)
+def test_a_broken_model_is_refused_before_training_by_the_name_of_its_law(tmp_path, kind, vocab_size, law):
+    spec = specs_of(tmp_path, documents(60), ["windows"])["windows"]
+    with pytest.raises(InvariantBroken, match=f"before training, the law that {law}: "):
+        check_before_training(spec, ModelConfig(**SHAPE | {"vocab_size": vocab_size}), kind)
+
+
+@pytest.mark.parametrize("layout", ["packs", "masked"])
+def test_documents_with_an_end_within_are_refused_before_training(tmp_path, layout):
+    spec = specs_of(tmp_path, with_an_end_within(documents(60)), [layout])[layout]
+    with pytest.raises(FormatError, match="the law that positions restart: token "):
+        run_job(job_of(spec, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+    train(spec, ModelConfig(**SHAPE), job_of(spec, "").config, tmp_path / "run")
+    assert run_job(job_of(spec, tmp_path / "run")).resumed_from == 3  # what goes on has begun already
+
+
+def test_windows_without_a_mask_chose_not_to_restart_positions(tmp_path):
+    check_before_training(
+        specs_of(tmp_path, with_an_end_within(documents(60)), ["windows"])["windows"], ModelConfig(**SHAPE)
+    )
+
+
+def test_the_error_of_rank_0_before_training_ends_every_rank(tmp_path):
+    spec = specs_of(tmp_path, with_an_end_within(documents(60)), ["packs"])["packs"]
+    with pytest.raises(FormatError, match="the law that positions restart"):
+        train_on_ranks(job_of(spec, tmp_path / "run"), 2)
+
+
+def test_a_large_model_is_left_to_other_checks(tmp_path):
+    spec = specs_of(tmp_path, documents(60), ["packs"])["packs"]
+    wide = ModelConfig(**SHAPE | {"vocab_size": 1_250_000})
+    check_before_training(spec, wide, Unmasked)
+    with pytest.raises(InvariantBroken):
+        check_before_training(spec, replace(wide, vocab_size=VOCAB), Unmasked)
+
+
+@pytest.mark.parametrize("layout", ["packs", "windows"])
+def test_looking_before_training_changes_no_loss_and_no_generator(tmp_path, layout):
+    spec = specs_of(tmp_path, documents(60), [layout])[layout]
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), torch.get_num_threads()
+    checked = run_job(job_of(spec, tmp_path / "checked"))
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), torch.get_num_threads()
+    assert torch.equal(after[0], before[0])
+    assert after[1:] == before[1:]
+    alone = train(spec, ModelConfig(**SHAPE), job_of(spec, "").config, tmp_path / "alone")
+    assert (checked.losses, checked.gradient_norms) == (alone.losses, alone.gradient_norms)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -6,11 +6,14 @@ four passes over the excerpt for each law.
 
 A law is an equality of two ways to compute one thing, within rounding. With it comes what a mistake would do, which
 must show: an experiment that cannot fail proves nothing.
+
+`check_before_training` runs the cheap ones before a run's first step, on a fresh model and the run's own batches.
 """
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,13 +22,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from training_io.batch import IGNORED, PackedBatch
+from training_io.errors import FormatError, InvariantBroken
 from training_io.loss import summed_cross_entropy
-from training_io.model import INIT_STD, Model, ModelConfig
+from training_io.model import INIT_STD, Model, ModelConfig, num_parameters
+from training_io.run import Spec
 from training_io.segments import offsets_of
 from training_io.staging import DeviceBatch
+from training_io.stream import StreamSpec, open_stream
 from training_io.train import accumulate_gradients
 
 I64 = npt.NDArray[np.int64]
@@ -43,7 +48,52 @@ UNIFORM_TOLERANCE = 0.1  # nats between a first loss and that of guessing
 OVERFIT_TOKENS = 32
 OVERFIT_STEPS = 30
 
+SMALL_PARAMETERS = 20_000_000  # below it an experiment in float64 takes seconds and less than a gigabyte
+START_TOKENS = 192  # of an experiment before training: segments enough for every law, in a fraction of a second
+# With fewer ids than a byte has, an input's own logit, which tied tables raise, weighs in a mean over all of them.
+MIN_GUESSED_VOCABULARY = 256
+
+_REMAKE = "Materialize token_shards and packing_plan again."
+_DEFECT = "This is a defect of corpusmill, not of the input; nothing was trained."
+
 Accumulate = Callable[[Model, list[DeviceBatch]], Tensor]
+
+
+def check_before_training(spec: Spec, config: ModelConfig, kind: type[Model] = Model) -> None:
+    """Run the cheap laws on the first batches of a run's stream and a fresh model of its shape, in float64 on the CPU.
+
+    FormatError for positions that do not restart with each document, InvariantBroken for a law of the model; either
+    names the law. The stream is another than the run's: all ranks' microbatches, nothing staged ahead, nothing padded.
+    Windows without a document mask chose not to restart positions. Of a model of SMALL_PARAMETERS or more the batches
+    alone are looked at, of one below MIN_GUESSED_VOCABULARY ids not the first loss. Attention is sdpa's, whatever the
+    run's own.
+    """
+    batches, eos_id = _first_batches(spec, config, START_TOKENS)
+    if isinstance(spec, StreamSpec) or spec.document_mask:
+        for batch in batches:
+            _refuse(FormatError, "positions restart", positions_restart(batch, eos_id), _REMAKE)
+    if num_parameters(config) >= SMALL_PARAMETERS:
+        return
+    model = kind(config, torch.Generator().manual_seed(0), backend="sdpa")
+    few = excerpt(together(batches), START_TOKENS)
+    with on_one_thread():
+        if config.vocab_size >= MIN_GUESSED_VOCABULARY:
+            _refuse(InvariantBroken, "the first loss is that of guessing", first_loss_is_uniform(model), _DEFECT)
+        model.double()
+        _refuse(InvariantBroken, "packed equals separate", packed_equals_separate(model, few), _DEFECT)
+        violations = loss_knows_no_microbatches(model, _with_drawn_tokens(few, config.vocab_size))
+        _refuse(InvariantBroken, "the loss knows no microbatches", violations, _DEFECT)
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """PyTorch on one thread meanwhile: so little work is done sooner by one than shared, above all beside others."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def excerpt(batch: PackedBatch, max_tokens: int = EXCERPT_TOKENS) -> PackedBatch:
@@ -71,6 +121,30 @@ def together(batches: Sequence[PackedBatch]) -> PackedBatch:
     lengths = np.concatenate([np.diff(batch.cu_seqlens).astype(np.int64) for batch in batches])
     inputs = np.concatenate([batch.inputs for batch in batches])
     return _flat(inputs, targets, lengths, int((targets != IGNORED).sum()))
+
+
+def no_token_sees_another(model: Model, batch: PackedBatch) -> list[str]:
+    """Another id in every place of a segment changes all of that segment's logits, and no other's by a single bit.
+
+    In whatever dtype and on whatever device the model is. Segments of one token are left as they are.
+    """
+    inputs = _on_device(batch, model).inputs
+    violations: list[str] = []
+    with torch.no_grad():
+        before_TV = _logits(model, batch)
+        for start, end in _segments(batch):
+            if end - start == 1:
+                continue
+            poked = inputs.clone()
+            poked[start:end] = (poked[start:end] + 1) % model.config.vocab_size
+            changed = (_logits(model, replace(batch, inputs=poked.cpu().numpy())) != before_TV).any(dim=1)
+            inside, outside = int(changed[start:end].sum()), int(changed[:start].sum() + changed[end:].sum())
+            if outside or inside < end - start:
+                violations.append(
+                    f"segment [{start:,}, {end:,}): expected its {end - start:,} tokens alone to change with it, found"
+                    f" {inside:,} of them and {outside:,} of others"
+                )
+    return violations
 
 
 def packed_equals_separate(model: Model, batch: PackedBatch) -> list[str]:
@@ -155,20 +229,26 @@ def backends_on(device: torch.device) -> tuple[str, ...]:
     return ("sdpa", "flex", "varlen") if device.type == "cuda" else ("sdpa", "flex")
 
 
-def backends_agree(model: Model, batch: PackedBatch, device: torch.device, backends: Sequence[str]) -> list[str]:
-    """Every backend has the logits of the reference: sdpa by its formula, in float64 on the CPU.
+def backends_with_gradients(device: torch.device) -> tuple[str, ...]:
+    """Those of them that can train there: flex has no backward pass on the CPU."""
+    return backends_on(device) if device.type == "cuda" else ("sdpa",)
 
-    On the CPU within rounding. On CUDA in bfloat16 they are at most twice as far from it as sdpa is in bfloat16, and
-    segments of one token have finite logits and gradients.
+
+def backends_agree(model: Model, batch: PackedBatch, device: torch.device, backends: Sequence[str]) -> list[str]:
+    """Every backend has the logits and gradients of the reference: exact sdpa, in float64 on the CPU.
+
+    On the CPU within rounding, gradients of those in backends_with_gradients. On CUDA in bfloat16 they are at most
+    twice as far from it as sdpa is in bfloat16, and segments of one token have finite logits and gradients.
     """
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        reference_TV = _logits(_on(model, "sdpa", torch.device("cpu"), torch.float64), batch)
+    exact = _computed(_on(model, "sdpa", torch.device("cpu"), torch.float64, exact=True), [batch])
     if device.type == "cuda":
-        return _halves_agree(model, batch, device, backends, reference_TV)
+        return _halves_agree(model, batch, device, backends, exact)
     violations: list[str] = []
     for backend in backends:
-        found_TV = _eager_logits(_on(model, backend, device, torch.float64), batch)
-        violations += _unequal(f"{backend}: logits", [found_TV], [reference_TV])
+        copy = _on(model, backend, device, torch.float64)
+        violations += _unequal(f"{backend}: logits", [_eager_logits(copy, batch)], [exact.logits])
+        if backend in backends_with_gradients(device):
+            violations += _unequal(f"{backend}: gradients", _computed(copy, [batch]).gradients, exact.gradients)
     return violations
 
 
@@ -277,33 +357,35 @@ def _loops_own(model: Model, microbatches: list[DeviceBatch]) -> Tensor:
 
 
 def _halves_agree(
-    model: Model, batch: PackedBatch, device: torch.device, backends: Sequence[str], reference_TV: Tensor
+    model: Model, batch: PackedBatch, device: torch.device, backends: Sequence[str], exact: _Pass
 ) -> list[str]:
     models = {name: _on(model, name, device, torch.bfloat16) for name in ("sdpa", *backends)}
+    found = {name: _computed(copy, [batch]) for name, copy in models.items()}
     errors = {
-        name: (_eager_logits(copy, batch).cpu().double() - reference_TV).square().mean().sqrt().item()
-        for name, copy in models.items()
+        "logits": {name: _rms_difference([own.logits], [exact.logits]) for name, own in found.items()},
+        "gradients": {name: _rms_difference(own.gradients, exact.gradients) for name, own in found.items()},
     }
     ones = replace(batch, position_ids=np.zeros_like(batch.position_ids), max_seqlen=1)
     ones = replace(ones, cu_seqlens=np.arange(len(batch.inputs) + 1, dtype=np.int32))
     alone = {name: _computed(copy, [ones]) for name, copy in models.items()}
     return [
         *(
-            f"{name}: expected bfloat16 logits within {2 * errors['sdpa']:.3g} of the reference, found {error:.3g}"
-            for name, error in errors.items()
-            if not error <= 2 * errors["sdpa"]
+            f"{name}: expected bfloat16 {what} within {2 * of['sdpa']:.3g} of the reference, found {error:.3g}"
+            for what, of in errors.items()
+            for name, error in of.items()
+            if not error <= 2 * of["sdpa"]
         ),
         *(
             f"{name}: expected finite logits and gradients of segments of one token, found others"
-            for name, found in alone.items()
-            if not all(bool(values.isfinite().all()) for values in (found.logits, *found.gradients))
+            for name, one in alone.items()
+            if not all(bool(values.isfinite().all()) for values in (one.logits, *one.gradients))
         ),
     ]
 
 
-def _on(model: Model, backend: str, device: torch.device, dtype: torch.dtype) -> Model:
+def _on(model: Model, backend: str, device: torch.device, dtype: torch.dtype, *, exact: bool = False) -> Model:
     """The same weights under another backend."""
-    copy = type(model)(model.config, torch.Generator().manual_seed(0), backend=backend)
+    copy = type(model)(model.config, torch.Generator().manual_seed(0), backend=backend, exact=exact)
     copy.load_state_dict(model.state_dict())
     return copy.to(device, dtype)
 
@@ -373,6 +455,44 @@ def _uneven_parts(batch: PackedBatch) -> list[PackedBatch]:
     return []
 
 
+def _first_batches(spec: Spec, config: ModelConfig, min_tokens: int) -> tuple[list[PackedBatch], int]:
+    """The microbatches of as many first steps as have so many tokens, on the host, and the id that ends a document."""
+    spec = replace(spec, device="cpu", prefetch_depth=0, rank=0, world_size=1, vocab_size=config.vocab_size)
+    stream = open_stream(replace(spec, constant_shape=False) if isinstance(spec, StreamSpec) else spec)
+    batches: list[PackedBatch] = []
+    while sum(len(batch.inputs) for batch in batches) < min_tokens:  # a step of a short context may have two
+        batches += [_on_host(batch) for batch in next(stream)]
+    return batches, stream.facts.eos_id
+
+
+def _on_host(batch: DeviceBatch) -> PackedBatch:
+    cu_seqlens = batch.cu_seqlens.numpy()
+    return PackedBatch(
+        inputs=batch.inputs.numpy(),
+        targets=batch.targets.numpy(),
+        position_ids=batch.position_ids.numpy(),
+        cu_seqlens=cu_seqlens,
+        max_seqlen=batch.max_seqlen,
+        num_targets=batch.num_targets,
+        segment_doc=np.zeros(len(cu_seqlens) - 1, dtype=np.int64),
+        step_targets=batch.step_targets,
+        epoch=batch.epoch,
+        step=batch.step,
+    )
+
+
+def _with_drawn_tokens(batch: PackedBatch, vocab_size: int) -> PackedBatch:
+    """Random ids in the same segments, all of them trained: in a text that repeats itself all means are one mean."""
+    ids = np.random.default_rng(0).integers(vocab_size, size=(2, len(batch.inputs)))
+    return _flat(ids[0], ids[1], np.diff(batch.cu_seqlens).astype(np.int64), len(batch.inputs))
+
+
+def _refuse(kind: type[FormatError | InvariantBroken], law: str, violations: Sequence[str], what_to_do: str) -> None:
+    if violations:
+        more = f" (and {len(violations) - 1:,} more)" if violations[1:] else ""
+        raise kind(f"before training, the law that {law}: {violations[0]}{more}. {what_to_do}")
+
+
 def _flat(inputs: I64, targets: I64, lengths: I64, step_targets: int) -> PackedBatch:
     return PackedBatch(
         inputs=inputs,
@@ -402,6 +522,12 @@ def _not_caught(what: str, found: Sequence[Tensor], expected: Sequence[Tensor]) 
     if off >= CAUGHT:
         return []
     return [f"{what}: expected another result by {CAUGHT:g} of the largest, found {off:.3g} of it between them"]
+
+
+def _rms_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Root of the mean squared difference of all elements, taken in float64 on the CPU."""
+    differences = [(a.cpu().double() - b).flatten() for a, b in zip(found, expected, strict=True)]
+    return torch.cat(differences).square().mean().sqrt().item()
 
 
 def _relative_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

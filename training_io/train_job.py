@@ -14,8 +14,11 @@ from multiprocessing import connection, get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from training_io.checkpoint import list_checkpoints
 from training_io.errors import CorpusmillError
+from training_io.event_files import EventFiles
 from training_io.model import ModelConfig
+from training_io.preflight import check_before_training
 from training_io.progress import Progress, TrainResult
 from training_io.ranks import Ranks, current_ranks, joined
 from training_io.run import Spec
@@ -43,12 +46,15 @@ class TrainJob:
 
 
 def run_job(job: TrainJob, on_progress: OnProgress = lambda progress: None) -> TrainResult:
-    """Train as this rank of the process group, or alone without one; rank 0 tells of its progress."""
+    """Train as this rank of the process group, or alone without one; rank 0 tells of its progress.
+
+    Before a run's first step rank 0 checks the laws of check_before_training, whose errors these are too.
+    """
     rank, world_size = current_ranks()
+    if rank == 0 and job.branch_from is None and not list_checkpoints(job.checkpoint_dir):
+        check_before_training(job.spec, job.model_config)  # others wait in their first collective, and end with it
     events = None
     if rank == 0 and job.events_dir is not None:
-        from training_io.event_files import EventFiles  # it needs tensorboard, which a training box may lack
-
         events = EventFiles(job.events_dir)
 
     def tell(progress: Progress) -> None:
