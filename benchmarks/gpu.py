@@ -35,7 +35,6 @@ from gpu_verdicts import Verdict, verdicts_of
 from packing import BUFFER, web_lengths
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from torch.nn.utils import clip_grad_norm_
 
 from training_io.attention import BACKENDS
 from training_io.batch import IGNORED, PackedBatch
@@ -47,8 +46,9 @@ from training_io.plan import Plan, ShardsReference, plan_packs
 from training_io.preflight import first_loss_of
 from training_io.shard_format import write_shard
 from training_io.staging import DeviceBatch, HostBatch, stage_for
+from training_io.stopping import Noted
 from training_io.stream import StreamSpec, open_packs
-from training_io.train import accumulate_gradients, make_optimizer
+from training_io.train import make_optimizer, queue_update
 from training_io.train_config import TrainConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -252,15 +252,13 @@ class Steps:
         )
 
     def _take(self, microbatches: Step, stage_ahead: Callable[[], None]) -> tuple[float, Any, Any]:
-        """One step as train takes it: its loss, and the moments when the device began and ended it."""
+        """One step by train's own update: its loss, and the moments when the device began and ended it."""
         began = moment(self.device)
-        share = accumulate_gradients(self.module, microbatches, DTYPE)
-        clip_grad_norm_(self.module.parameters(), CONFIG.grad_clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        queued = queue_update(self.module, self.optimizer, microbatches, DTYPE, CONFIG.grad_clip, Noted())
         ended = moment(self.device)
         stage_ahead()
-        return share.item(), began, ended
+        loss: float = queued.tolist()[0]  # the one wait
+        return loss, began, ended
 
 
 def counts_of(batch: DeviceBatch) -> tuple[int, int, int, int]:

@@ -5,6 +5,7 @@ cross-entropy over real targets, and a run that was stopped goes on exactly wher
 asset runs, never when the code location loads.
 """
 
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from pipeline_assets.transforms.utilisation import padded, padding_hours
 from resources.artifact_store import WHOLE, ArtifactRef, locked
 from resources.tables import write_json
 from training_io.document_index import read_index
+from training_io.errors import RecipeError
 from training_io.gpu_io_manager import DeviceInput, device_type, why_cpu
 from training_io.hashing import identity_of
 from training_io.manifest import artifact_identity, load_manifest
@@ -77,7 +79,8 @@ def build_training_run(
     )
     if unfinished.exists():  # only what is sealed makes the checkpoints superfluous
         with locked(unfinished):
-            shutil.rmtree(unfinished / CHECKPOINTS_FOLDER, ignore_errors=True)
+            if (unfinished / CHECKPOINTS_FOLDER).exists():
+                shutil.rmtree(unfinished / CHECKPOINTS_FOLDER)
     folder, events = stage.folder(ref), unfinished / EVENTS_FOLDER
     pictures = {name: picture_metadata((folder / file).read_bytes(), name) for name, file in PICTURES.items()}
     if events.is_dir():
@@ -119,6 +122,7 @@ def stream_specs(
     stage: Stage, token_shards: DeviceInput, packing_plan: DeviceInput
 ) -> "dict[str, StreamSpec | WindowSpec]":
     """What to stream for training and for validation, in the recipe's layout."""
+    from training_io.evaluation import evaluation_windows
     from training_io.stream import StreamSpec, WindowSpec
 
     windows = stage.recipe.training.windows
@@ -135,20 +139,26 @@ def stream_specs(
             )
             for split in splits
         }
-    eval_rows = max(1, stage.recipe.packs.eval_microbatch_tokens // windows.length)
-    return {
-        split: WindowSpec(
-            shards_path=str(token_shards.folder),
-            split=split,
-            batch_size=windows.batch_size if split == "train" else eval_rows,
-            max_seq_len=windows.length,
-            accumulation=windows.accumulation if split == "train" else 1,
-            document_mask=windows.document_mask,
-            device=token_shards.device,
-            prefetch_depth=token_shards.prefetch_depth,
-        )
-        for split in splits
-    }
+    trained = WindowSpec(
+        shards_path=str(token_shards.folder),
+        batch_size=windows.batch_size,
+        max_seq_len=windows.length,
+        accumulation=windows.accumulation,
+        document_mask=windows.document_mask,
+        device=token_shards.device,
+        prefetch_depth=token_shards.prefetch_depth,
+    )
+    rows = eval_rows(stage.recipe.packs.eval_microbatch_tokens, windows.length)
+    return {split: trained if split == "train" else evaluation_windows(trained, split, rows) for split in splits}
+
+
+def eval_rows(eval_microbatch_tokens: int, length: int) -> int:
+    """Rows of windows in a microbatch of evaluation, as the asset and the command take them.
+
+    >>> eval_rows(1_024, 300), eval_rows(1_024, 2_048)
+    (3, 1)
+    """
+    return max(1, eval_microbatch_tokens // length)
 
 
 def _job(
@@ -191,7 +201,10 @@ def _job(
 
 
 def training_options(pipeline: Pipeline, plan: Path | None = None) -> list[str]:
-    """Options of `python -m training_io.train` for the recipe: on the plan given, else on the latest artifact."""
+    """Options of `python -m training_io.train` for the recipe: on the plan given, else on the latest artifact.
+
+    RecipeError where the recipe wants several ranks, which a launcher has to start; it says how.
+    """
     training, windows = pipeline.recipe.training, pipeline.recipe.training.windows
     if windows is None or plan is not None:
         data = {"--plan": plan or pipeline.store.open(pipeline.resolve("packing_plan"))[0]}
@@ -201,6 +214,7 @@ def training_options(pipeline: Pipeline, plan: Path | None = None) -> list[str]:
             "--window-length": windows.length,
             "--batch-size": windows.batch_size,
             "--accumulation": windows.accumulation,
+            "--eval-batch-size": eval_rows(pipeline.recipe.packs.eval_microbatch_tokens, windows.length),
         }
     values = {
         **data,
@@ -223,10 +237,16 @@ def training_options(pipeline: Pipeline, plan: Path | None = None) -> list[str]:
         "--document-mask": windows is not None and plan is None and windows.document_mask,
         "--compile": training.compile,
     }
-    return [
+    options = [
         *(text for name, value in values.items() for text in (name, str(value))),
         *(name for name, is_set in flags.items() if is_set),
     ]
+    if training.num_ranks > 1:
+        raise RecipeError(
+            f"training.num_ranks: expected 1 to train in this process, found {training.num_ranks:,}. Start the ranks"
+            f" with torchrun --nproc_per_node {training.num_ranks} -m training_io.train {shlex.join(options)}"
+        )
+    return options
 
 
 def _train(stage: Stage, job: "TrainJob") -> "TrainResult":

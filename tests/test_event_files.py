@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from training_io.errors import RecipeError
 from training_io.event_files import EventFiles
-from training_io.progress import Positions, Progress
+from training_io.progress import Evaluated, Positions, Progress
 
 
 def progress_at(step, **changes):
@@ -20,7 +20,7 @@ def progress_at(step, **changes):
         "gradient_norm": 0.1 + step,
         "learning_rate": 0.01 / step,
         "validation_loss": 8.5,
-        "validation_by_pool": {"prose": 8.25, "code": 8.75},
+        "evaluations": (Evaluated(step=step, loss=8.5, by_pool={"prose": 8.25, "code": 8.75}),),
         "tokens": 1_024 * step,
         "positions": Positions(),
         "tokens_per_second": 2_000.0 + step,
@@ -47,7 +47,8 @@ def read_by_tensorboard(folder):
 
 
 def test_tensorboard_reads_what_was_written(tmp_path):
-    write(tmp_path, progress_at(10), progress_at(20, validation_loss=7.1, validation_by_pool={"prose": 7.1}, mfu=0.41))
+    evaluated = (Evaluated(step=20, loss=7.1, by_pool={"prose": 7.1}),)
+    write(tmp_path, progress_at(10), progress_at(20, evaluations=evaluated, mfu=0.41))
     expected = {
         (10, "loss"): 8.0, (10, "gradient_norm"): 10.1, (10, "learning_rate"): 0.001, (10, "tokens_per_second"): 2_010,
         (10, "validation/loss"): 8.5, (10, "validation/loss_of_prose"): 8.25, (10, "validation/loss_of_code"): 8.75,
@@ -60,13 +61,35 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert len(found) == len(expected)
 
 
-def test_an_evaluation_is_written_once(tmp_path):
-    write(tmp_path, *[progress_at(step) for step in (10, 20, 30)])
-    assert [step for step, tag, _ in read_by_tensorboard(tmp_path) if tag.startswith("validation")] == [10] * 3
+def evaluations_at(*points):
+    return tuple(Evaluated(step=step, loss=loss, by_pool={}) for step, loss in points)
+
+
+def validation_in(folder):
+    found = [(step, float(value)) for step, tag, value in read_by_tensorboard(folder) if tag == "validation/loss"]
+    return sorted(found)
+
+
+def test_each_evaluation_is_written_at_its_own_step_equal_ones_as_well(tmp_path):
+    told = {10: [(0, 8.0), (7, 6.0)], 20: [(14, 6.0)], 30: []}
+    write(tmp_path, *[progress_at(step, evaluations=evaluations_at(*points)) for step, points in told.items()])
+    assert validation_in(tmp_path) == [(0, 8.0), (7, 6.0), (14, 6.0)]
+
+
+@pytest.mark.parametrize("told_before", [10, 20, 30])
+def test_a_resumed_run_writes_an_evaluation_before_its_first_step_once(tmp_path, told_before):
+    """It goes on behind 15: what it tells at 20 came before, whether the first try told of it or not."""
+    told = {10: [(0, 8.0), (7, 6.0)], 20: [(15, 5.0)], 30: [(30, 1.0)]}
+    first = {step: points for step, points in told.items() if step <= told_before}
+    write(tmp_path, *[progress_at(step, evaluations=evaluations_at(*points)) for step, points in first.items()])
+    again = {20: [(15, 5.0)], 30: [(30, 4.0)]}
+    write(tmp_path, *[progress_at(step, evaluations=evaluations_at(*points)) for step, points in again.items()])
+    assert validation_in(tmp_path) == [(0, 8.0), (7, 6.0), (15, 5.0), (30, 4.0)]
+    assert sorted(step for step, tag, _ in read_by_tensorboard(tmp_path) if tag == "loss") == [10, 20, 30]
 
 
 def test_a_run_without_validation_writes_none(tmp_path):
-    write(tmp_path, progress_at(10, validation_loss=None, validation_by_pool={}))
+    write(tmp_path, progress_at(10, validation_loss=None, evaluations=()))
     assert {tag for _, tag, _ in read_by_tensorboard(tmp_path)} == {
         "loss", "gradient_norm", "learning_rate", "tokens_per_second",
     }  # fmt: skip
@@ -91,8 +114,8 @@ def test_a_file_that_was_cut_short_counts_as_far_as_it_goes(tmp_path):
 
 def test_without_tensorboard_it_is_said_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
-    with pytest.raises(RecipeError, match=r"expected tensorboard beside torch, found .* Install the extra `train`"):
-        write(tmp_path, progress_at(10))
+    with pytest.raises(RecipeError, match=r"expected tensorboard beside torch, found .* `pip install tensorboard`"):
+        EventFiles(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -19,9 +19,10 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from pipeline_assets.recipe import STAGES
 from pipeline_assets.report import MAX_PICTURE_BYTES
 from pipeline_assets.stripes import units_in
-from pipeline_assets.training import progress_line, training_options
+from pipeline_assets.training import CHECKPOINTS_FOLDER, UNFINISHED_FOLDER, progress_line, training_options
 from resources.tables import read_json, read_table
 from training_io.document_index import DocumentIndex, read_index
+from training_io.errors import RecipeError
 from training_io.manifest import load_manifest
 from training_io.plan import load_plan
 from training_io.progress import Positions, Progress
@@ -209,7 +210,7 @@ class TestTraining:
             gradient_norm=1.5,
             learning_rate=0.1,
             validation_loss=8.0,
-            validation_by_pool={},
+            evaluations=(),
             tokens=1_024,
             positions=Positions(body=1_000, eos=24, overlap=5, slack=7),
             tokens_per_second=2_500.0,
@@ -262,10 +263,26 @@ class TestTraining:
         options = training_options(pipeline)
         assert options[:2] == ["--shards", str(copy.folder("token_shards"))]
         assert options[2:8] == ["--window-length", "32", "--batch-size", "2", "--accumulation", "1"]
+        assert options[8:10] == ["--eval-batch-size", str(small_corpus.RECIPE["packs"]["eval_microbatch_tokens"] // 32)]
         assert options[-1] == "--document-mask"
         options = training_options(pipeline, plan)
         assert options[:2] == ["--plan", str(plan)]
         assert "--document-mask" not in options
+
+    def test_a_recipe_of_several_ranks_is_told_the_launcher(self, copy: Built) -> None:
+        recipe = another_recipe(copy, "ranks", {"training.num_ranks": 2})
+        pipeline, plan = small_corpus.open_stage(recipe, copy.home).pipeline, copy.folder("packing_plan")
+        expected = rf"found 2[.] Start .*torchrun --nproc_per_node 2 -m training_io[.]train --plan {plan} --model "
+        with pytest.raises(RecipeError, match=expected):
+            training_options(pipeline, plan)
+
+    def test_checkpoints_that_cannot_be_removed_are_an_error(self, copy: Built) -> None:
+        unfinished = copy.home / UNFINISHED_FOLDER / copy.refs[TRAINING].identity
+        unfinished.mkdir(parents=True, exist_ok=True)
+        (unfinished / CHECKPOINTS_FOLDER).write_text("no folder")
+        result = small_corpus.materialize(copy.recipe, copy.home, TRAINING)
+        assert not result.success
+        assert "NotADirectoryError" in str(small_corpus.failures(result))
 
 
 class TestSecondRun:

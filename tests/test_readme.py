@@ -40,4 +40,4 @@ def test_every_path_that_is_named_exists():
 
 
 def test_it_stays_short():
-    assert len(README.splitlines()) < 190
+    assert len(README.splitlines()) < 200

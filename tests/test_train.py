@@ -1,5 +1,6 @@
 """Training: the update is the formula's, nothing depends on how a step is divided, and a resume is exact."""
 
+import json
 import math
 import os
 import pickle
@@ -17,7 +18,7 @@ import torch
 from torch import distributed, multiprocessing
 
 from training_io.checkpoint import checkpoint_at, list_checkpoints, load_newest
-from training_io.errors import RecipeError, StateMismatch
+from training_io.errors import FormatError, RecipeError, StateMismatch
 from training_io.evaluation import evaluate
 from training_io.hashing import derive_seed
 from training_io.mixture import MixtureStage
@@ -277,6 +278,7 @@ def test_a_finished_run_is_not_trained_again(plan, tmp_path):
         ({"weight_decay": 0.2}, r"train.weight_decay: saved for 0.1, this run has 0.2"),
         ({"betas": (0.9, 0.99)}, r"train.betas: saved for \[0.9, 0.95\], this run has \[0.9, 0.99\]"),
         ({"grad_clip": 2.0}, r"train.grad_clip: saved for 1.0, this run has 2.0"),
+        ({"eval_steps": 1}, r"validation.eval_steps: saved for 2, this run has 1"),
     ],
 )
 def test_resume_of_another_run_is_refused(plan, tmp_path, changes, message):
@@ -295,10 +297,11 @@ def test_resume_under_another_recipe_is_refused(plan, tmp_path):
 
 
 def test_every_setting_either_binds_a_checkpoint_or_changes_no_update():
-    looks = {"eval_every", "eval_steps", "checkpoint_every", "keep_last", "progress_every"}
+    looks = {"eval_every", "checkpoint_every", "keep_last", "progress_every"}
+    evaluated = {"eval_steps"}  # it binds by run.identities_of, with the set that it is a part of
     ways_to_compute = {"device", "attention_backend", "exact_attention", "compile", "num_threads"}
     bound = {name.removeprefix("train.").removeprefix("train_") for name in update_settings(CONFIG)}
-    assert sorted([*bound, *looks, *ways_to_compute]) == sorted(asdict(CONFIG))
+    assert sorted([*bound, *looks, *evaluated, *ways_to_compute]) == sorted(asdict(CONFIG))
 
 
 def test_resume_on_another_plan_or_tokenizer_is_refused(shards, plan, tmp_path):
@@ -568,7 +571,8 @@ def test_a_branch_is_the_run_that_the_second_plan_would_have_had(mixtures, parti
 
 def test_a_branch_from_the_last_step_is_done(plan, tmp_path):
     whole = run(plan, tmp_path / "whole")
-    branch = train(spec_of(plan), MODEL, CONFIG, tmp_path / "branch", branch_from=tmp_path / "whole")
+    evaluated = {"validation": spec_of(plan, "validation")}
+    branch = train(spec_of(plan), MODEL, CONFIG, tmp_path / "branch", branch_from=tmp_path / "whole", **evaluated)
     assert (branch.resumed_from, branch.losses, branch.is_stopped) == (CONFIG.steps, whole.losses, False)
     assert load_newest(tmp_path / "branch").step == CONFIG.steps
 
@@ -577,8 +581,61 @@ def test_a_branch_on_the_same_plan_is_a_resume_even_past_its_first_epoch(plan, t
     whole = run(plan, tmp_path / "whole")
     assert open_stream(spec_of(plan)).facts.num_steps < 6
     origin = list_checkpoints(tmp_path / "whole")[5]
-    branch = train(spec_of(plan), MODEL, CONFIG, tmp_path / "branch", branch_from=origin)
+    evaluated = {"validation": spec_of(plan, "validation")}
+    branch = train(spec_of(plan), MODEL, CONFIG, tmp_path / "branch", branch_from=origin, **evaluated)
     assert (branch.resumed_from, branch.losses) == (6, whole.losses)
+
+
+def test_a_branch_is_evaluated_on_the_same_set_or_refused(tmp_path):
+    """Two mixtures of one split share its validation; a plan of another seed goes through it otherwise."""
+    docs = {"train": documents(60, seed=5), "validation": DOCS["validation"]}
+    shards = tiny_artifacts.make_token_shards(tmp_path, docs, token_dtype="uint16", pool_names=("a", "b"))
+
+    def mixed(second, folder, **changes):
+        shares = ({"a": "50", "b": "50"}, second)
+        stages = tuple(MixtureStage(name=f"stage {i}", tokens=150, shares=each) for i, each in enumerate(shares))
+        return tiny_artifacts.make_plan(tmp_path / folder, shards, **(PLAN | changes), mixture=stages)
+
+    first, second = mixed({"a": "90", "b": "10"}, "first"), mixed({"a": "10", "b": "90"}, "second")
+    config = replace(CONFIG, steps=4)
+    train(spec_of(first), MODEL, config, tmp_path / "origin", validation=spec_of(first, "validation"))
+    origin = list_checkpoints(tmp_path / "origin")[0]
+    branch = {"branch_from": origin, "validation": spec_of(second, "validation")}
+    found = train(spec_of(second), MODEL, config, tmp_path / "branch", **branch)
+    assert (found.resumed_from, [step for step, _ in found.validation]) == (1, [0, 3, 4])
+    other = tiny_artifacts.make_plan(tmp_path / "other", shards, **(PLAN | {"epoch_seed": 5}))
+    hashes = "saved for [0-9a-f]{64}, this run has [0-9a-f]{64}"
+    elsewhere = branch | {"validation": spec_of(other, "validation")}
+    with pytest.raises(StateMismatch, match=f"validation: {hashes}"):
+        train(spec_of(second), MODEL, config, tmp_path / "refused", **elsewhere)
+    with pytest.raises(StateMismatch, match=r"validation\.split: saved for validation, this run has None"):
+        train(spec_of(second), MODEL, config, tmp_path / "refused", branch_from=origin)
+
+
+def test_a_checkpoint_that_does_not_say_what_was_evaluated_still_goes_on(plan, tmp_path):
+    whole = run(plan, tmp_path)
+    for checkpoint in list_checkpoints(tmp_path)[3:]:
+        shutil.rmtree(checkpoint)
+    path = list_checkpoints(tmp_path)[-1] / "checkpoint.json"
+    record = json.loads(path.read_text())
+    kept = {name: value for name, value in record["identities"].items() if not name.startswith("validation")}
+    assert len(kept) == len(record["identities"]) - 3
+    path.write_text(json.dumps(record | {"identities": kept}))
+    assert run(plan, tmp_path).validation == whole.validation
+
+
+def test_a_refused_checkpoint_leaves_the_times_of_the_one_that_is_there(plan, tmp_path):
+    run(plan, tmp_path / "other")
+    names = ("step_000000002", "times_000000002.json")
+
+    def interfere(progress):
+        if progress.step == 2:
+            shutil.copytree(tmp_path / "other" / names[0], tmp_path / "run" / names[0])
+            shutil.copy(tmp_path / "other" / names[1], tmp_path / "run")
+
+    with pytest.raises(FormatError, match="expected no checkpoint of step 2 yet, found one"):
+        train(spec_of(plan), MODEL, CONFIG, tmp_path / "run", on_progress=interfere)
+    assert (tmp_path / "run" / names[1]).read_bytes() == (tmp_path / "other" / names[1]).read_bytes()
 
 
 def test_plans_that_part_before_the_checkpoint_are_not_branched(mixtures, parting, tmp_path):
@@ -642,6 +699,26 @@ def test_progress_says_where_the_run_is(plan, tmp_path):
     assert [progress.learning_rate for progress in seen] == [learning_rate_at(step, CONFIG) for step in (1, 3, 5, 6)]
     assert (seen[-1].tokens, seen[-1].eta_seconds) == (result.tokens, 0.0)
     assert all(progress.tokens_per_second > 0 and progress.validation_loss is not None for progress in seen)
+    told = [[(each.step, each.loss) for each in progress.evaluations] for progress in seen]
+    assert [[step for step, _ in points] for points in told] == [[0], [3], [6], [7]]
+    assert tuple(point for points in told for point in points) == result.validation
+    by_pool = {pool: dict(points) for pool, points in result.validation_by_pool.items()}
+    for each in (each for progress in seen for each in progress.evaluations):
+        assert each.by_pool == {pool: found[each.step] for pool, found in by_pool.items()}
+
+
+@pytest.mark.parametrize("checkpoint", range(1, CONFIG.steps))
+def test_a_resumed_run_tells_each_evaluation_that_no_progress_before_it_told(plan, tmp_path, checkpoint):
+    """Evaluated behind 0, 3, 6, 7; progress behind 4 and 7: a stop between the two has told of neither."""
+    config = replace(CONFIG, progress_every=4)
+    evaluated = {"validation": spec_of(plan, "validation")}
+    whole = train(spec_of(plan), MODEL, config, tmp_path, **evaluated)
+    for later in list_checkpoints(tmp_path)[checkpoint:]:
+        shutil.rmtree(later)
+    seen = []
+    train(spec_of(plan), MODEL, config, tmp_path, on_progress=seen.append, **evaluated)
+    told = tuple((each.step, each.loss) for progress in seen for each in progress.evaluations)
+    assert told == tuple(point for point in whole.validation if point[0] > (4 if checkpoint >= 4 else -1))
 
 
 def test_training_leaves_global_settings_and_generators_alone(plan, tmp_path):

@@ -92,7 +92,13 @@ def test_the_command_is_the_functions_run(plan, tmp_path, capsys):
 def test_windows_are_trained_on_by_the_same_command(shards, tmp_path):
     report = tmp_path / "run.json"
     arguments = flags(
-        "-", tmp_path / "by_command", "--steps=3", "--batch-size=2", "--accumulation=3", "--document-mask"
+        "-",
+        tmp_path / "by_command",
+        "--steps=3",
+        "--batch-size=2",
+        "--accumulation=3",
+        "--eval-batch-size=3",
+        "--document-mask",
     )
     arguments[:2] = ["--shards", str(shards), "--window-length", "8"]
     assert main([*arguments, "--json", str(report)]) == 0
@@ -102,7 +108,7 @@ def test_windows_are_trained_on_by_the_same_command(shards, tmp_path):
         MODEL,
         TrainConfig(steps=3, learning_rate=0.02, warmup_steps=2, device="cpu", num_threads=1),
         tmp_path / "by_function",
-        validation=WindowSpec(split="validation", accumulation=1, **windows),
+        validation=WindowSpec(split="validation", accumulation=1, **(windows | {"batch_size": 3})),
     )
     found = json.loads(report.read_text())
     assert tuple(found["losses"]) == expected.losses
@@ -127,6 +133,55 @@ def test_it_runs_where_dagster_parquet_and_numba_are_not_installed(plan, tmp_pat
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(list_checkpoints(tmp_path / "checkpoints")) == 1
+
+
+def test_events_without_tensorboard_are_refused_before_a_step_is_trained(plan, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    assert main(flags(plan, tmp_path, "--steps=20", "--events", "--checkpoint-every=1")) == 1
+    message = capsys.readouterr()
+    assert "expected tensorboard beside torch" in message.err
+    assert "`pip install tensorboard`" in message.err
+    assert (message.out, list(tmp_path.iterdir())) == ("", [])
+
+
+def test_the_folder_of_a_split_finds_the_artifacts_validation(plan, tmp_path):
+    reports = [tmp_path / name for name in ("artifact.json", "split.json")]
+    for given, report in zip((plan, plan / "train"), reports, strict=True):
+        assert main(flags(given, tmp_path / report.stem, "--steps=2", "--json", report)) == 0
+    whole, split = (json.loads(report.read_text())["validation"] for report in reports)
+    assert [step for step, _ in whole] == [0, 2]
+    assert split == whole
+
+
+@pytest.mark.parametrize("layout", ["packs", "windows"])
+def test_a_validation_split_that_is_not_there_is_refused_where_it_was_named(shards, plan, tmp_path, capsys, layout):
+    data = ["--plan", plan] if layout == "packs" else ["--shards", shards, "--window-length=8", "--batch-size=2"]
+    arguments = [*data, *flags(plan, tmp_path, "--steps=1")[2:]]
+    assert main([*map(str, arguments), "--validation=dev"]) == 1
+    found = capsys.readouterr().err
+    assert re.search("--validation: expected a split with targets of .*, train, validation, found dev", found), found
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("layout", ["packs", "windows"])
+def test_without_a_validation_split_nothing_is_evaluated_unless_one_is_named(tmp_path, layout):
+    docs = {"train": documents(20, seed=1), "validation": [[]]}  # an EOS alone has no target
+    shards = tiny_artifacts.make_token_shards(tmp_path, docs, token_dtype="uint16")
+    plan = tiny_artifacts.make_plan(tmp_path, shards, splits=("train", "validation"))
+    data = ["--plan", plan] if layout == "packs" else ["--shards", shards, "--window-length=8", "--batch-size=2"]
+    arguments = [*map(str, data), *flags(plan, tmp_path / "run", "--steps=2", "--json", tmp_path / "run.json")[2:]]
+    assert main([*arguments, "--validation=validation"]) == 1
+    assert main(arguments) == 0
+    assert json.loads((tmp_path / "run.json").read_text())["validation"] == []
+
+
+def test_a_split_below_a_microbatch_of_evaluation_is_refused_before_a_step_is_trained(shards, tmp_path, capsys):
+    arguments = ["--shards", str(shards), "--window-length=8", "--batch-size=2", *flags("-", tmp_path, "--steps=2")[2:]]
+    assert main([*arguments, "--eval-batch-size=999"]) == 1
+    found = capsys.readouterr().err
+    assert "expected 7,993 tokens of split validation for one microbatch of 999 x 8, found" in found
+    assert "--eval-batch-size; in a recipe packs.eval_microbatch_tokens" in found
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sigterm_saves_and_exits_with_0_and_the_resumed_run_is_the_same_to_the_bit(plan, tmp_path):
@@ -171,6 +226,14 @@ def test_an_earlier_runs_checkpoints_are_not_lost(plan, tmp_path, capsys):
     assert main(flags(plan, tmp_path, "--steps=2", "--resume")) == 0
     assert main(flags(plan, tmp_path, "--steps=2", "--resume", "--seed=1")) == 1
     assert "train_seed: saved for 0, this run has 1" in capsys.readouterr().err
+
+
+def test_resume_says_where_it_begins_and_so_many_checkpoints_stay(plan, tmp_path, capsys):
+    assert main(flags(plan, tmp_path, "--steps=4", "--checkpoint-every=1", "--keep-last=3", "--resume")) == 0
+    assert f"no checkpoint in {tmp_path / 'checkpoints'}: starting at step 0" in capsys.readouterr().out
+    assert [path.name[-1] for path in list_checkpoints(tmp_path / "checkpoints")] == ["2", "3", "4"]
+    assert main(flags(plan, tmp_path, "--steps=4", "--checkpoint-every=1", "--keep-last=3", "--resume")) == 0
+    assert f"resuming from {tmp_path / 'checkpoints' / 'step_000000004'}" in capsys.readouterr().out
 
 
 def test_resume_begins_at_the_start_where_nothing_was_saved_yet(plan, tmp_path):

@@ -26,8 +26,10 @@ FORMAT = "corpusmill-checkpoint/1"
 STATE_NAME = "state.pt"
 RECORD_NAME = "checkpoint.json"
 
-# A checkpoint from before these were named has them within its plan's identity alone.
-_LATER_NAMES = frozenset({"token_dtype", "eos_id", "capacity", "overlap"})
+# A checkpoint from before these were named has the first four within its plan's identity alone, the others nowhere.
+_LATER_NAMES = frozenset(
+    {"token_dtype", "eos_id", "capacity", "overlap", "validation", "validation.split", "validation.eval_steps"}
+)
 
 _STEP_NAME = re.compile(r"step_(\d{9})")
 _TEMPORARY_PREFIX = ".unfinished-"

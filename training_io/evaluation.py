@@ -10,15 +10,18 @@ Shape letters: T tokens, P pools, V vocabulary.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from training_io.batch import IGNORED
+from training_io.document_index import read_index
+from training_io.errors import RecipeError
 from training_io.ranks import current_ranks, sum_over_ranks
 from training_io.staging import DeviceBatch
-from training_io.stream import StreamSpec, WindowSpec, open_stream
+from training_io.stream import BatchStream, StreamSpec, WindowSpec, open_stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,30 @@ class Evaluation:
     by_pool: Mapping[str, float]
 
 
+def evaluation_windows(spec: WindowSpec, split: str, batch_size: int) -> WindowSpec:
+    """The windows of a split to evaluate on while `spec` is trained: a step is one microbatch of batch_size rows."""
+    return replace(spec, split=split, batch_size=batch_size, accumulation=1)
+
+
+def check_fills_one(spec: StreamSpec | WindowSpec) -> None:
+    """RecipeError for a split that does not fill one microbatch of windows; packs are as full as they are."""
+    if not isinstance(spec, WindowSpec):
+        return
+    num_tokens = read_index(Path(spec.shards_path) / f"{spec.split}_index").num_tokens
+    num_needed = spec.batch_size * spec.max_seq_len + 1  # the last one is a target only
+    if num_tokens < num_needed:
+        raise RecipeError(
+            f"evaluation: expected {num_needed:,} tokens of split {spec.split} for one microbatch of"
+            f" {spec.batch_size:,} x {spec.max_seq_len:,}, found {num_tokens:,} in {spec.shards_path}. Lower its rows"
+            " (--eval-batch-size; in a recipe packs.eval_microbatch_tokens) or the windows' length, or hold out more."
+        )
+
+
+def open_evaluation(spec: StreamSpec | WindowSpec) -> BatchStream:
+    """The stream that an evaluation reads, from its beginning: the same on every rank, with pools."""
+    return open_stream(replace(spec, sampler_state=None, rank=0, world_size=1, with_pools=True))
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, spec: StreamSpec | WindowSpec, eval_steps: int, dtype: torch.dtype) -> Evaluation:
     """Loss over the first steps of a stream's first epoch; opens its own stream.
@@ -37,7 +64,7 @@ def evaluate(model: nn.Module, spec: StreamSpec | WindowSpec, eval_steps: int, d
     one microbatch only.
     """
     rank, world_size = current_ranks()
-    stream = open_stream(replace(spec, sampler_state=None, rank=0, world_size=1, with_pools=True))
+    stream = open_evaluation(spec)
     names = stream.facts.pool_names
     sums_2P = torch.zeros(2, len(names), dtype=torch.float64, device=next(model.parameters()).device)
     turns = cycle(range(world_size))

@@ -29,6 +29,15 @@ class Positions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """One evaluation behind a step: its loss, and that of each pool that has a target in the set."""
+
+    step: int
+    loss: float
+    by_pool: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """Where a run is; losses in nats per target, times in seconds.
 
@@ -40,8 +49,8 @@ class Progress:
     loss: float
     gradient_norm: float  # before clipping
     learning_rate: float
-    validation_loss: float | None
-    validation_by_pool: Mapping[str, float]  # of the last evaluation; pools without a target there are left out
+    validation_loss: float | None  # of the last evaluation, however long ago
+    evaluations: tuple[Evaluated, ...]  # since the progress before, oldest first
     tokens: int
     positions: Positions  # of the whole run so far
     tokens_per_second: float
@@ -94,6 +103,16 @@ class Past:
     def step(self) -> int:
         """Steps done."""
         return len(self.losses)
+
+
+def evaluations_behind(past: Past, step: int) -> tuple[Evaluated, ...]:
+    """The evaluations of later steps than this one, oldest first."""
+    by_pool = {pool: dict(points) for pool, points in past.validation_by_pool.items()}
+    return tuple(
+        Evaluated(step=at, loss=loss, by_pool={pool: found[at] for pool, found in by_pool.items() if at in found})
+        for at, loss in past.validation
+        if at > step
+    )
 
 
 @dataclass(kw_only=True)

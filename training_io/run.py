@@ -1,8 +1,9 @@
 """A run under way: what it consists of, what its checkpoints bind and hold, and how it goes on from one.
 
 In: a run that was just opened. Out: the same run where its newest checkpoint left it, or another run's that it branches
-from; and the checkpoints themselves. Promise: nothing that would change an update differs from what a checkpoint was
-saved for, and a run that goes on has everything that the uninterrupted one would have there.
+from; and the checkpoints themselves. Promise: nothing that would change an update beyond rounding, nor what is
+evaluated, differs from what a checkpoint was saved for, and a run that goes on has everything that the uninterrupted
+one would have there. Device, attention backend, threads and ranks are not bound: they change how a sum is rounded.
 """
 
 import time
@@ -26,6 +27,7 @@ from training_io.checkpoint import (
     write_times,
 )
 from training_io.errors import StateMismatch
+from training_io.evaluation import open_evaluation
 from training_io.model import Model, ModelConfig
 from training_io.progress import Pace, Past, Positions, Times
 from training_io.ranks import wait_for_ranks
@@ -56,6 +58,7 @@ class Run:
     pace: Pace = field(default_factory=Pace)
     tokens_per_second: list[tuple[int, float]] = field(default_factory=list)
     checkpoint: Path | None = None
+    told_step: int = -1  # of the last progress; -1 before the first, since step 0 is evaluated too
 
     @property
     def step(self) -> int:
@@ -87,7 +90,11 @@ class Run:
 
 
 def identities_of(
-    facts: StreamFacts, model_config: ModelConfig, config: TrainConfig, recipe_identity: str = ""
+    facts: StreamFacts,
+    model_config: ModelConfig,
+    config: TrainConfig,
+    validation: Spec | None = None,
+    recipe_identity: str = "",
 ) -> dict[str, Any]:
     """What must agree between a checkpoint and the run that resumes from it, by name."""
     return {
@@ -99,8 +106,20 @@ def identities_of(
         "capacity": facts.capacity,
         "overlap": facts.overlap,
         **update_settings(config),
+        **_evaluated_set(validation, config),
         **{f"model.{name}": value for name, value in asdict(model_config).items()},
         **({"recipe": recipe_identity} if recipe_identity else {}),
+    }
+
+
+def _evaluated_set(validation: Spec | None, config: TrainConfig) -> dict[str, Any]:
+    """What an evaluation reads; losses on two sets are not points of one curve."""
+    if validation is None:
+        return {"validation": None, "validation.split": None, "validation.eval_steps": None}
+    return {
+        "validation": open_evaluation(validation).facts.identity,
+        "validation.split": validation.split,
+        "validation.eval_steps": config.eval_steps,
     }
 
 
@@ -142,10 +161,10 @@ def save(run: Run) -> None:
     }
     path = checkpoint_path(run.checkpoint_dir, run.step)
     if run.rank == 0:
-        write_times(path, asdict(run.times))
         save_checkpoint(
             run.checkpoint_dir, run.step, payload, identities=run.identities, keep_last=run.config.keep_last
         )
+        write_times(path, asdict(run.times))  # last: a refused checkpoint's times would replace another run's
     wait_for_ranks()
     run.checkpoint = path
 

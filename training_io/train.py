@@ -23,12 +23,12 @@ from torch.nn.utils import clip_grad_norm_
 from training_io.attention import choose_backend
 from training_io.branching import digest_with
 from training_io.errors import InvariantBroken, RecipeError, StateMismatch
-from training_io.evaluation import evaluate, logits_of
+from training_io.evaluation import check_fills_one, evaluate, logits_of
 from training_io.flops import peak_flops, step_flops
 from training_io.hashing import derive_seed
 from training_io.loss import summed_cross_entropy
 from training_io.model import Model, ModelConfig, check_context, num_parameters
-from training_io.progress import Pace, Positions, Progress, TrainResult
+from training_io.progress import Pace, Positions, Progress, TrainResult, evaluations_behind
 from training_io.ranks import current_ranks, not_yet_summing, sum_over_ranks, summing_gradients
 from training_io.run import Run, Spec, identities_of, resume, save
 from training_io.staging import DeviceBatch, resolve_device
@@ -110,6 +110,31 @@ def accumulate_gradients(module: nn.Module, microbatches: list[DeviceBatch], dty
     return loss + _backward(module, microbatches[-1], dtype)
 
 
+def queue_update(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    microbatches: list[DeviceBatch],
+    dtype: torch.dtype,
+    grad_clip: float,
+    noted: Noted,
+) -> Tensor:
+    """Queue a step's gradients, clipping and update on the device, and wait for none of it.
+
+    Returns, on the device, float64[8]: the loss, the five counts of `_counts` and how many ranks noted a signal, summed
+    over ranks; then the gradient's norm before clipping.
+    """
+    share = accumulate_gradients(module, microbatches, dtype)
+    counts = torch.tensor([*_counts(microbatches), noted.signal is not None], dtype=torch.float64)
+    if share.is_cuda:  # out of memory that is not pinned, even a copy that need not block does
+        counts = counts.pin_memory().to(share.device, non_blocking=True)
+    shared = torch.cat([share[None], counts])
+    sum_over_ranks(shared)
+    norm = clip_grad_norm_(module.parameters(), grad_clip)
+    optimizer.step()
+    optimizer.zero_grad()
+    return torch.cat([shared, norm.double()[None]])
+
+
 def batch_cross_entropy(module: nn.Module, batch: DeviceBatch, dtype: torch.dtype) -> Tensor:
     """Summed cross-entropy of one microbatch in nats, computed in the dtype."""
     return summed_cross_entropy(logits_of(module, batch, dtype), batch.targets)
@@ -147,12 +172,13 @@ def _open_run(
     compiled: nn.Module = torch.compile(model, fullgraph=True, dynamic=False) if config.compile else model  # type: ignore[assignment]
     if validation is not None:
         validation = replace(validation, device=spec.device, vocab_size=spec.vocab_size)
+        check_fills_one(validation)
     return Run(
         config=config,
         validation_spec=validation,
         rank=spec.rank,
         world_size=spec.world_size,
-        identities=identities_of(stream.facts, model_config, config, recipe_identity),
+        identities=identities_of(stream.facts, model_config, config, validation, recipe_identity),
         checkpoint_dir=checkpoint_dir,
         model=model,
         module=summing_gradients(compiled),
@@ -165,6 +191,7 @@ def _open_run(
 
 def _train_steps(run: Run, on_progress: Callable[[Progress], None], noted: Noted) -> None:
     config, first_step = run.config, run.step
+    run.told_step = first_step // config.progress_every * config.progress_every or run.told_step
     peak = peak_flops(_device_name(run.device), config.dtype)
     if run.step == 0:
         _validate(run)
@@ -190,17 +217,12 @@ def _train_step(run: Run, learning_rate: float, noted: Noted) -> bool:
     began = time.perf_counter()
     past, facts, step = run.past, run.stream.facts, run.step
     microbatches = next(run.stream)
-    share = accumulate_gradients(run.module, microbatches, run.dtype)
-    shared = torch.cat([share[None], share.new_tensor([*_counts(microbatches), noted.signal is not None])])
-    sum_over_ranks(shared)
-    norm = clip_grad_norm_(run.model.parameters(), run.config.grad_clip)
     for group in run.optimizer.param_groups:
         group["lr"] = learning_rate
-    run.optimizer.step()
-    run.optimizer.zero_grad()
+    queued = queue_update(run.module, run.optimizer, microbatches, run.dtype, run.config.grad_clip, noted)
     run.stream.stage_ahead()
     past.digest = digest_with(past.digest, facts, step)
-    loss, *counts, num_stopping, gradient_norm = torch.cat([shared, norm.double()[None]]).tolist()  # the one wait
+    loss, *counts, num_stopping, gradient_norm = queued.tolist()  # the one wait
     if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
         raise RecipeError(
             f"step {step + 1:,}: expected a finite loss and gradient, found {loss} and {gradient_norm}. The checkpoints"
@@ -247,6 +269,7 @@ def _validate(run: Run) -> None:
 def _progress(run: Run, learning_rate: float, peak: float | None, eta_seconds: float) -> Progress:
     """Where the run is; begins a new pace."""
     past, pace, run.pace = run.past, run.pace, Pace()
+    evaluations, run.told_step = evaluations_behind(past, run.told_step), run.step
     tokens_per_second = pace.tokens / pace.seconds
     run.tokens_per_second.append((run.step, tokens_per_second))
     return Progress(
@@ -256,7 +279,7 @@ def _progress(run: Run, learning_rate: float, peak: float | None, eta_seconds: f
         gradient_norm=past.gradient_norms[-1],
         learning_rate=learning_rate,
         validation_loss=past.validation[-1][1] if past.validation else None,
-        validation_by_pool={pool: points[-1][1] for pool, points in past.validation_by_pool.items()},
+        evaluations=evaluations,
         tokens=past.tokens,
         positions=past.positions,
         tokens_per_second=tokens_per_second,

@@ -1,8 +1,9 @@
 """Train from the command line: `python -m training_io.train`.
 
 In: a plan (or shards to read as windows), a model, numbers; from torchrun's environment, which rank this is. Out:
-checkpoints, losses as JSON, progress on stdout. Promise: needs numpy and torch alone; without --resume nothing that is
-there is touched; SIGTERM ends it behind a saved step with status 0. An error is one line on stderr with status 1;
+checkpoints, losses as JSON, progress on stdout. Promise: needs numpy and torch alone, and tensorboard for --events;
+without --resume nothing that is there is touched; SIGTERM ends it behind a saved step with status 0 (torchrun, which
+gets it first, ends with a status of its own). An error is one line on stderr with status 1;
 output that cannot be written ends as in `training_io.command_line`.
 """
 
@@ -18,10 +19,11 @@ from training_io.checkpoint import list_checkpoints
 from training_io.command_line import complain, exit_status_of, say
 from training_io.document_index import read_index
 from training_io.errors import CorpusmillError, RecipeError
+from training_io.evaluation import evaluation_windows
 from training_io.manifest import open_artifact
 from training_io.model import ModelConfig
 from training_io.model_presets import MODEL_PRESETS
-from training_io.plan import load_plan, splits_of
+from training_io.plan import PLAN_NAME, load_plan, splits_of
 from training_io.progress import Progress, TrainResult
 from training_io.ranks import joined, ranks_of_environment
 from training_io.run import Spec
@@ -31,6 +33,7 @@ from training_io.train_config import DTYPES, TrainConfig
 from training_io.train_job import TrainJob, run_job
 
 CHECKPOINTS_FOLDER, EVENTS_FOLDER = "checkpoints", "events"
+_DEFAULT_VALIDATION = "validation"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,6 +47,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         ranks = ranks_of_environment()
         job = _job_of(parsed)
         _refuse_lost_work(job.checkpoint_dir, parsed.resume)
+        if parsed.resume and ranks.rank == 0:
+            kept = list_checkpoints(job.checkpoint_dir)
+            say(f"resuming from {kept[-1]}" if kept else f"no checkpoint in {job.checkpoint_dir}: starting at step 0")
         with joined(ranks, parsed.device) as device:
             result = run_job(replace(job, config=replace(job.config, device=device)), _say_progress)
         if ranks.rank == 0:
@@ -67,10 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--plan", type=Path, metavar="DIR", help="packing_plan artifact to train on")
     data.add_argument("--shards", type=Path, metavar="DIR", help="token_shards artifact to train on in windows")
     parser.add_argument("--split", default="train", help="split to train on (train)")
-    parser.add_argument("--validation", default="validation", metavar="SPLIT", help="split to evaluate on, if there")
+    parser.add_argument("--validation", metavar="SPLIT", help="split to evaluate on (validation, if there)")
     parser.add_argument("--window-length", type=int, metavar="N", help="tokens of a window's row")
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="rows of a microbatch of windows (8)")
     parser.add_argument("--accumulation", type=int, default=1, metavar="N", help="such microbatches a step (1)")
+    parser.add_argument("--eval-batch-size", type=int, metavar="N", help="rows of evaluation's (as --batch-size)")
     parser.add_argument("--document-mask", action="store_true", help="keep the documents of a window apart")
     parser.add_argument(
         "--model",
@@ -92,10 +99,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--eval-every", type=int, default=100, metavar="N", help="steps (100)")
     parser.add_argument("--eval-steps", type=int, default=8, metavar="N", help="validation steps each time (8)")
     parser.add_argument("--checkpoint-every", type=int, default=100, metavar="N", help="steps (100)")
+    parser.add_argument("--keep-last", type=int, default=2, metavar="N", help="newest checkpoints that stay (2)")
     parser.add_argument("--progress-every", type=int, default=10, metavar="N", help="steps (10)")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="where checkpoints go")
     parser.add_argument("--events", action="store_true", help="write TensorBoard event files there as well")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint there, if any")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint there, if any, to the same steps"
+    )
     parser.add_argument("--branch-from", type=Path, metavar="CHECKPOINT", help="begin from another run's checkpoint")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write losses and all else that it came to")
     return parser
@@ -120,6 +130,7 @@ def _job_of(parsed: argparse.Namespace) -> TrainJob:
             eval_steps=parsed.eval_steps,
             checkpoint_every=parsed.checkpoint_every,
             progress_every=parsed.progress_every,
+            keep_last=parsed.keep_last,
             device=parsed.device,
             dtype=automatic if parsed.dtype == "auto" else parsed.dtype,
             attention_backend=parsed.attention,
@@ -136,13 +147,15 @@ def _packs(parsed: argparse.Namespace) -> tuple[Spec, Spec | None, Path, int]:
     """Streams of training and validation, the shards' folder, and the longest segment."""
     plan = load_plan(parsed.plan, parsed.split)
     spec = StreamSpec(plan_path=str(parsed.plan), split=parsed.split, constant_shape=parsed.compile)
-    has_validation = parsed.validation in splits_of(parsed.plan) and load_plan(parsed.plan, parsed.validation).num_packs
-    validation = replace(spec, split=parsed.validation, constant_shape=False) if has_validation else None
+    artifact = parsed.plan.absolute().parent if (parsed.plan / PLAN_NAME).is_file() else parsed.plan
+    filled = [split for split in splits_of(artifact) if load_plan(artifact, split).num_packs]
+    split = _validation_split(parsed.validation, filled, artifact)
+    validation = None if split is None else StreamSpec(plan_path=str(artifact), split=split)
     return spec, validation, plan.shards.path, plan.max_seq_len
 
 
 def _windows(parsed: argparse.Namespace) -> tuple[Spec, Spec | None, Path, int]:
-    """The same of windows; validation is there for a split that fills one microbatch."""
+    """The same of windows; a split that has a target but fills no microbatch of evaluation is refused later."""
     if parsed.window_length is None:
         raise RecipeError("--shards: expected --window-length too, found none. Give the tokens of a row.")
     spec = WindowSpec(
@@ -153,10 +166,27 @@ def _windows(parsed: argparse.Namespace) -> tuple[Spec, Spec | None, Path, int]:
         document_mask=parsed.document_mask,
         split=parsed.split,
     )
-    index = parsed.shards / f"{parsed.validation}_index"
-    fills_one = index.is_dir() and read_index(index).num_tokens > parsed.batch_size * parsed.window_length
-    validation = replace(spec, split=parsed.validation, accumulation=1) if fills_one else None
+    indexes = {path.name.removesuffix("_index"): read_index(path) for path in sorted(parsed.shards.glob("*_index"))}
+    filled = [split for split, index in indexes.items() if index.lengths.max(initial=0) > 1]
+    split = _validation_split(parsed.validation, filled, parsed.shards)
+    rows = parsed.batch_size if parsed.eval_batch_size is None else parsed.eval_batch_size
+    validation = None if split is None else evaluation_windows(spec, split, rows)
     return spec, validation, parsed.shards, parsed.window_length
+
+
+def _validation_split(named: str | None, filled: Sequence[str], artifact: Path) -> str | None:
+    """The split to evaluate on, of those that have a target; None where nobody named one and there is no such default.
+
+    RecipeError for a named one that is not there, or is empty: a run without an evaluation is not what was asked for.
+    """
+    if named is None:
+        return _DEFAULT_VALIDATION if _DEFAULT_VALIDATION in filled else None
+    if named not in filled:
+        raise RecipeError(
+            f"--validation: expected a split with targets of {artifact}, {', '.join(filled) or 'which has none'}, found"
+            f" {named}. Name one of them, or none."
+        )
+    return named
 
 
 def _model_config(described: str, shards_path: Path, context: int) -> ModelConfig:

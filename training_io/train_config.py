@@ -17,7 +17,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How to train; what changes an update binds a checkpoint (see update_settings).
+    """How to train; what changes an update beyond rounding binds a checkpoint (see update_settings).
+
+    Device, attention backend, compilation and threads round sums otherwise and bind none.
 
     Learning rates are per step: linear from 0 over `warmup_steps`, then a cosine down to `min_lr_ratio` of the peak at
     `steps`. `bfloat16` computes in it over float32 weights. Evaluation reads the first `eval_steps` steps of the

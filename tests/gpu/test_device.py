@@ -20,8 +20,9 @@ from training_io.loss import summed_cross_entropy
 from training_io.model import Model, ModelConfig
 from training_io.plan import load_plan
 from training_io.staging import HostBatch, Ring, SideStreamCopy, resolve_device, stage_for, stage_through
+from training_io.stopping import Noted
 from training_io.stream import StreamSpec, WindowSpec, open_stream
-from training_io.train import train
+from training_io.train import make_optimizer, queue_update, train
 from training_io.train_config import TrainConfig
 
 pytestmark = [
@@ -308,6 +309,21 @@ def test_a_run_on_the_device_has_the_cpus_losses(long_plan, tmp_path):
     np.testing.assert_allclose(half.losses, expected.losses, rtol=5e-3)
     assert half.losses != wide.losses
     assert wide.positions == half.positions == expected.positions
+
+
+def test_the_host_queues_an_update_and_waits_for_none_of_it(long_plan):
+    """CUDA itself refuses what would block; the second update, since the first one also makes what is made once."""
+    stream = open_stream(StreamSpec(plan_path=str(long_plan), device="cuda"))
+    model = Model(MODEL, torch.Generator().manual_seed(0), backend="varlen").to("cuda")
+    optimizer = make_optimizer(model, CONFIG)
+    queue_update(model, optimizer, next(stream), torch.bfloat16, 1.0, Noted())
+    microbatches = next(stream)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        queued = queue_update(model, optimizer, microbatches, torch.bfloat16, 1.0, Noted())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert queued[3].item() == sum(batch.num_targets for batch in microbatches)
 
 
 @pytest.mark.parametrize("backend", ["varlen", "flex"])
