@@ -80,9 +80,11 @@ def assemble_batch(
     targets = np.empty_like(inputs)
     targets[:-1] = tokens[1:]
     targets[cu_seqlens[1:] - 1] = [views[shard][last] for shard, _, last in spans]  # the look-ahead
-    repeated = repeated_inputs(start, overlap)
-    for at, num in zip(cu_seqlens[:-1][repeated > 0].tolist(), repeated[repeated > 0].tolist(), strict=True):
-        targets[at : at + num] = IGNORED
+    num_repeated = 0
+    if overlap:  # most plans have none, and small arrays cost as much as the tokens
+        num_repeated = int(repeated_inputs(start, overlap).sum())
+        for at in cu_seqlens[:-1][start > 0].tolist():
+            targets[at : at + overlap] = IGNORED
     max_seqlen = int(lengths.max(initial=0))
     ramp = np.arange(max_seqlen, dtype=np.int64).data
     return PackedBatch(
@@ -91,7 +93,7 @@ def assemble_batch(
         position_ids=joined([ramp[:length] for length in lengths.tolist()], "int64"),
         cu_seqlens=cu_seqlens,
         max_seqlen=max_seqlen,
-        num_targets=len(inputs) - int(repeated.sum()),
+        num_targets=len(inputs) - num_repeated,
         segment_doc=np.asarray(doc, dtype=np.int64),
         step_targets=step_targets,
         epoch=epoch,
