@@ -447,3 +447,11 @@ def test_the_kernels_of_a_gpu_agree_with_the_reference():
     device = torch.device("cuda")
     model = model_of(d_model=128, num_heads=2, d_ff=128)  # heads of 64: every kernel's
     assert backends_agree(model, batch_of(LENGTHS), device, backends_on(device)) == []
+
+
+def test_an_excerpt_of_long_segments_needs_padding():
+    """Cut alike they would all be rows of one length, and padding could not be told from none."""
+    batch = batch_of([90, 90, 90, 90])
+    short = excerpt(batch, 192)
+    assert len(padded(short).inputs) > len(short.inputs)
+    assert len(short.inputs) <= 192

@@ -100,12 +100,13 @@ def excerpt(batch: PackedBatch, max_tokens: int = EXCERPT_TOKENS) -> PackedBatch
     """The ends of a batch's first segments as a step of its own: at most max_tokens, none over a third of them.
 
     The ends, since the first targets of a segment may be IGNORED. Of one or two segments it takes several parts, so
-    that three tokens are enough for three segments.
+    that three tokens are enough for three segments. Where segments are cut they are cut unevenly: of equal ones, rows
+    would need no padding.
     """
     taken: list[tuple[int, int]] = []
     num_left = max_tokens
     for start, end in _segments(batch)[:EXCERPT_SEGMENTS]:
-        length = min(end - start, max_tokens // 3, num_left)
+        length = min(end - start, max(max_tokens // 3 - len(taken), 1), num_left)
         if length:
             taken.append((end - length, end))
             num_left -= length
