@@ -26,7 +26,7 @@ ui: env             ## Dagster's UI and daemon on the same home, one port, loopb
 	$(BIN)/dagster dev --workspace workspace.yaml --host 127.0.0.1 --port $(PORT)
 
 test: env-test      ## the tests, one process a core
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 lint: env-test      ## lint, format, types
 	$(BIN)/ruff check .
