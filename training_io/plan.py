@@ -296,11 +296,11 @@ def plan_packs(
         order, pack_offsets, snapshots = _record(segments, capacity, strategy, buffer)
     _, start, end = segments.locate(order)
     packed = end - start
-    pack_inputs = _pack_sums(packed, pack_offsets)
     stages: tuple[PlannedStage, ...] = ()
     schedule = None
     if mixture:
         packs_per_step = packs_per_microbatch * microbatches_per_step
+        pack_inputs = _pack_sums(packed, pack_offsets)
         schedule, stages = schedule_packs(pool_packs, pack_inputs, mixture, packs_per_step, epoch_seed)
     return Plan(
         index=index,
