@@ -147,3 +147,11 @@ def test_quarantine_lists_its_reasons_and_an_unreadable_marker_holds_too(tmp_pat
     (folder / QUARANTINE_NAME).write_text("")
     with pytest.raises(FormatError, match=r"quarantine\.json: unreadable"):
         open_artifact(folder)
+
+
+def test_a_path_without_a_folder_is_told_from_an_interrupted_write(tmp_path):
+    (tmp_path / "begun").mkdir()
+    with pytest.raises(FormatError, match=r"found none, nor such a folder\. Check the path: an artifact is the folder"):
+        load_manifest(tmp_path / "gone")
+    with pytest.raises(FormatError, match=r"found none\. The write was interrupted"):
+        load_manifest(tmp_path / "begun")

@@ -102,6 +102,11 @@ def sync_path(path: Path) -> None:
 def load_manifest(artifact: Path) -> Manifest:
     """Read an artifact's manifest; FormatError when it is missing, malformed, or contradicts its own hashes."""
     path = artifact / MANIFEST_NAME
+    if not artifact.is_dir():
+        raise FormatError(
+            f"{artifact}: expected a sealed artifact with {MANIFEST_NAME}, found none, nor such a folder."
+            " Check the path: an artifact is the folder <asset>/<unit>/<identity>."
+        )
     if not path.is_file():
         raise FormatError(
             f"{artifact}: expected a sealed artifact with {MANIFEST_NAME}, found none."
