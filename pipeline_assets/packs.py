@@ -21,8 +21,8 @@ from training_io.hashing import derive_seed
 from training_io.mixture import MixtureStage
 from training_io.plan import Plan, ShardsReference, load_plan, plan_packs, write_plan
 
-PLAN_VERSION = 3
-STATS_VERSION = 3
+PLAN_VERSION = 4
+STATS_VERSION = 4
 BALANCED_RANKS = (2, 4, 8)  # shown for so many ranks
 
 

@@ -40,35 +40,20 @@ def batch_pairs(batch):
 
 
 def best_fit_packs(lengths, capacity, buffer):
-    """Best fit by scanning a plain list: longest that fits, ties to the oldest; where a candidate was passed over by
-    buffer - 1 packs less those that are older than it, one of these opens the pack, or it does.
-    """
+    """Best fit by scanning a plain list: the oldest candidate opens, then the longest that fits, ties to the oldest."""
     arriving = list(enumerate(lengths))
-    candidates = [
-        [number, length, 0] for number, length in arriving[:buffer]
-    ]  # number, length, packs it was passed over by
-    arriving = arriving[buffer:]
+    candidates, arriving = arriving[:buffer], arriving[buffer:]
     packs = []
     while candidates:
-        present = list(candidates)
-        chosen, remaining, opening = [], capacity, True
-        while True:
-            fitting = [candidate for candidate in candidates if candidate[1] <= remaining]
-            if not fitting:
-                break
-            if opening:
-                due = [at for at, (_, _, passed) in enumerate(candidates) if passed + at >= buffer - 1]
-                fitting = candidates[: due[0] + 1] if due else candidates
-                opening = False
-            longest = max(length for _, length, _ in fitting)
-            pick = next(candidate for candidate in fitting if candidate[1] == longest)
+        chosen, remaining = [], capacity
+        while fitting := [candidate for candidate in candidates if candidate[1] <= remaining]:
+            longest = max(length for _, length in fitting)
+            pick = next(one for one in fitting if one[1] == longest) if chosen else candidates[0]
             candidates.remove(pick)
             chosen.append(pick[0])
             remaining -= pick[1]
-            if arriving:
-                candidates.append([*arriving.pop(0), 0])
-        for candidate in present:
-            candidate[2] += 1
+            candidates += arriving[:1]
+            del arriving[:1]
         packs.append(chosen)
     return packs
 

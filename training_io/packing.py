@@ -5,9 +5,9 @@ once, none cut, no pack over capacity, and a stored plan is the recording of the
 stopped between two packs and goes on from a small state. Packing reads lengths only. Cost: each strategy states its
 own; the default is about half a microsecond a segment.
 
-A segment's wait is counted in packs, alike for every streaming strategy: those handed out after the one in whose making
-the segment was read (all of them, where it was read before the first) and before its own. None waits for more than
-`buffer` of them. Offline strategies have no bound: they read every segment before the first pack.
+A segment's wait is counted in packs, alike for every streaming strategy: from the one in whose making it was read (the
+first, where it was read before that) to its own. None is more than `buffer` packs later. Offline strategies have no
+bound: they read every segment before the first pack.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -38,7 +38,6 @@ class Carry:
     sizes: dict[int, int] = field(default_factory=dict)  # of the segments below, where a packer is to go on with them
     waiting: Iterable[int] = ()  # segments read and in no pack yet, in arrival order
     packs: Iterable[list[int]] = ()  # packs that may still grow, in opening order
-    opened_at: Iterable[int] = ()  # segments read when each of the last packs opened; 0 before the first
     longest: int = 0  # length seen
 
     @property
@@ -52,7 +51,6 @@ class Carry:
             "arrived": self.arrived,
             "waiting": list(self.waiting),
             "packs": [list(numbers) for numbers in self.packs],
-            "opened_at": list(self.opened_at),
             "longest": self.longest,
         }
 
@@ -113,35 +111,29 @@ def pack_stream(
 
 
 def best_fit(lengths: Iterator[int], capacity: int, buffer: int, carry: Carry) -> Iterator[list[int]]:
-    """The longest buffered candidate that fits, ties to the oldest, the buffer refilled after each choice.
+    """The oldest buffered candidate opens a pack; then always the longest that fits, ties to the oldest.
 
-    A pack is closed when nothing fits. So that short or awkward segments do not starve, some packs open with the
-    longest of the oldest candidates only: where a candidate that k others came before was passed over by
-    `buffer - 1 - k` packs, with the longest of these k + 1. If each pack from then on took one of them alone, the last
-    would still come in time, so that every segment is in one of the first `buffer` packs that open after it arrived.
+    The buffer is refilled after each choice, and a pack is closed when nothing fits. The bound: since the oldest
+    candidate opens the pack, every segment is in one of the first `buffer` packs that open after it arrived. (To open
+    with the longest needs another rule against starving short segments, and was measured too: as much waste on web
+    lengths.)
 
-    The price: three binary searches and four moves within the buffer a segment, a dozen searches a pack; 0.1 % waste
-    on web lengths at 4,096 with 256 candidates, and segments some fifty packs from where they arrived.
+    The price: three binary searches and four moves within the buffer a segment; 0.1 % waste on web lengths at 4,096
+    with 256 candidates, and segments some fifty packs from where they arrived.
     """
     waiting = list(carry.waiting)  # numbers in arrival order, and their lengths
     waiting_sizes = [carry.sizes[number] for number in waiting]
-    opened_at = [*[0] * buffer, *carry.opened_at][-buffer:]  # 0 for packs before the first: they passed nobody over
-    carry.waiting, carry.opened_at = waiting, opened_at
+    carry.waiting = waiting
     waiting_sizes += islice(lengths, buffer - len(waiting))
     arrived = carry.arrived + len(waiting_sizes) - len(waiting)
     waiting += range(carry.arrived, arrived)
     # Sorted by length, the youngest first among equals: bisection finds the longest that fits and of those the oldest.
     by_length = sorted(zip(waiting_sizes, waiting, strict=True), key=lambda one: (one[0], -one[1]))
     sizes, numbers = [size for size, _ in by_length], [number for _, number in by_length]
-    while sizes:
-        del opened_at[0]
-        opened_at.append(arrived)
-        num_openers = _num_openers(waiting, opened_at)
-        at = len(sizes) - 1
-        if num_openers < len(waiting):
-            at = bisect_right(sizes, max(waiting_sizes[:num_openers])) - 1
+    while waiting:
         remaining = capacity
         chosen = []
+        at = bisect_right(sizes, waiting_sizes[0]) - 1
         while at >= 0:
             number = numbers.pop(at)
             chosen.append(number)
@@ -456,19 +448,6 @@ def _checked(lengths: Iterable[int], capacity: int, buffer: int, seen: int) -> I
             )
         seen += len(run)
         yield run
-
-
-def _num_openers(waiting: list[int], opened_at: list[int]) -> int:
-    """How many of the oldest candidates may open a pack: those up to the first that is due, all where none is.
-
-    opened_at says how many segments were read when each of the last `buffer` packs opened, this one included. The k-th
-    candidate, from 0, is due when it was read by opening k of these: it was passed over by all of them but k and this
-    one. Both lists rise: if it was read by a later opening j only, none of the k-th to (j - 1)-th is due.
-    """
-    at = 0
-    while at < len(waiting) and (first := bisect_right(opened_at, waiting[at], at)) > at:
-        at = first
-    return at + 1
 
 
 def _longest_first(sizes: list[int]) -> list[int]:
