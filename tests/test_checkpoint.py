@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import resource
 
 import pytest
 import torch
@@ -62,10 +63,22 @@ def test_a_crash_while_saving_leaves_the_one_before_and_no_trace_after_the_next(
         patch.setattr(*target, crash)
         with pytest.raises(OSError, match="power failure"):
             save(tmp_path, 2)
-    assert len(list(tmp_path.iterdir())) == 2  # the crash left a temporary, which is no checkpoint
+    assert len(list(tmp_path.iterdir())) == 1  # nothing half-written stays
     assert load_newest(tmp_path).step == 1
     save(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000000001", "step_000000002"]
+
+
+def test_a_disk_that_is_full_is_named_and_nothing_half_written_stays(tmp_path):
+    save(tmp_path, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # no file may become larger
+    try:
+        with pytest.raises(OSError, match=r"state\.pt: the checkpoint was not written, .*File too large"):
+            save_checkpoint(tmp_path, 2, {"weights": torch.zeros(100_000)}, identities={}, keep_last=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000000001"]
 
 
 def flip_last_byte(path):

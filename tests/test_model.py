@@ -254,7 +254,7 @@ def test_segment_longer_than_the_learned_positions_is_refused():
         ({"num_kv_heads": 3}, r"model.num_heads: expected a multiple of num_kv_heads = 3, found 4"),
         ({"num_heads": 8, "num_kv_heads": 8}, r"even d_model / num_heads .* found 24 / 8 = 3"),
         ({"max_positions": 1}, r"model.max_positions: expected at least 2, found 1"),
-        ({"d_ff": 0}, r"model.d_ff: expected at least 1, found 0"),
+        ({"d_ff": 0}, r"model.d_ff: expected 1 to 65,536, found 0"),
         ({"norm": "batchnorm"}, r"model.norm: expected one of rmsnorm, layernorm, found 'batchnorm'"),
         ({"positions": "alibi"}, r"model.positions: expected one of rotary, learned, found 'alibi'"),
     ],

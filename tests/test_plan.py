@@ -128,6 +128,8 @@ def test_artifacts_may_move_together(artifacts, tmp_path):
     moved = load_plan(tmp_path / "elsewhere" / "packing_plan" / "-" / artifacts[1].name)
     assert moved.identity == before
     assert int(moved.token_shards[0][0]) == 1
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "packing_plan" / "-" / artifacts[1].name)
+    assert load_plan(tmp_path / "link").identity == before
 
 
 @pytest.mark.parametrize(

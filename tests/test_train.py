@@ -764,13 +764,13 @@ def test_a_rank_without_torch_distributed_is_refused(plan, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, "train.steps: expected at least 1, found 0"),
+        ({"steps": 0}, "train.steps: expected 1 to 999,999,999, found 0"),
         ({"warmup_steps": 8}, "train.warmup_steps: expected 0 to steps = 7, found 8"),
-        ({"learning_rate": 0.0}, "train.learning_rate: expected above 0, found 0.0"),
+        ({"learning_rate": 0.0}, "train.learning_rate: expected above 0 and finite, found 0.0"),
         ({"min_lr_ratio": 1.5}, "train.min_lr_ratio: expected 0 to 1, found 1.5"),
         ({"betas": (0.9, 1.0)}, "train.betas: expected two numbers from 0, below 1"),
         ({"dtype": "float16"}, "train.dtype: expected one of float32, bfloat16, float64, found float16"),
-        ({"num_threads": 0}, "train.num_threads: expected at least 1, found 0"),
+        ({"num_threads": 0}, "train.num_threads: expected 1 to 1,024, found 0"),
     ],
 )
 def test_impossible_numbers_are_refused(changes, message):

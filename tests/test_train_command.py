@@ -260,7 +260,12 @@ def test_branching_begins_from_another_runs_checkpoint(plan, tmp_path):
         (["--model=tiny"], "--model: expected every field without a default, found no vocab_size"),
         (["--model=tiny,vocab_size=many"], "--model: expected vocab_size to be a whole number, found 'many'"),
         (["--model=tiny,tied_embeddings=no"], "--model: expected tied_embeddings to be true or false, found 'no'"),
-        (["--steps=0"], "train.steps: expected at least 1, found 0"),
+        (["--steps=0"], "train.steps: expected 1 to 999,999,999, found 0"),
+        (["--steps=1000000000"], "train.steps: expected 1 to 999,999,999, found 1,?000,?000,?000"),
+        (["--learning-rate=inf"], "train.learning_rate: expected above 0 and finite, found inf"),
+        (["--num-threads=9999"], "train.num_threads: expected 1 to 1,024, found 9,?999"),
+        (["--attention=flex"], "attention backend flex: expected CUDA for training .* found cpu. Choose sdpa"),
+        (["--json=/nowhere/run.json"], "--json: expected a file in a folder that is there, found /nowhere/run.json"),
         (["--device=tpu"], "device: expected auto, cpu, cuda"),
         (["--compile"], "compile: expected attention by varlen or flex, found sdpa"),
         (["--split=test"], "expected a plan of split test, found train, validation"),
@@ -273,6 +278,13 @@ def test_what_cannot_be_trained_is_one_line_and_status_1(plan, tmp_path, capsys,
     assert found.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
     assert re.search(message, found), found
+
+
+def test_a_kernel_that_the_cpu_lacks_is_one_line(plan, tmp_path):
+    process = start(flags(plan, tmp_path, "--steps=2", "--attention=varlen"))  # others here may have registered one
+    _, found = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert re.fullmatch("RecipeError: attention backend varlen: expected CUDA .* found cpu. Choose sdpa.\n", found)
 
 
 def test_windows_without_a_length_are_refused(shards, tmp_path, capsys):

@@ -69,6 +69,19 @@ def choose_backend(device: torch.device, dtype: torch.dtype) -> str:
     return "varlen" if device.type == "cuda" and dtype in _HALF else "sdpa"
 
 
+def check_device(backend: str, device: torch.device) -> None:
+    """RecipeError unless a backend of BACKENDS can train on the device."""
+    if device.type == "cuda" or backend == "sdpa":
+        return
+    # somebody may have registered a kernel for the CPU
+    if backend == "varlen" and torch._C._dispatch_has_kernel_for_dispatch_key("torch_attn::_varlen_attn", "CPU"):
+        return
+    raise RecipeError(
+        f"attention backend {backend}: expected CUDA for training (PyTorch has no such kernel elsewhere), found"
+        f" {device}. Choose sdpa."
+    )
+
+
 def check_backend(backend: str) -> None:
     """RecipeError unless the backend is `auto` or one of BACKENDS."""
     known = ("auto", *BACKENDS)

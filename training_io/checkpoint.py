@@ -65,8 +65,12 @@ def save_checkpoint(
         shutil.rmtree(left)
     temporary = checkpoint_dir / f"{_TEMPORARY_PREFIX}{final.name}"
     temporary.mkdir()
-    _write_synced(temporary, step, payload, identities)
-    temporary.rename(final)
+    try:
+        _write_synced(temporary, step, payload, identities)
+        temporary.rename(final)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)  # a full disk would stay full
+        raise
     sync_path(checkpoint_dir)
     for old in list_checkpoints(checkpoint_dir)[:-keep_last]:
         _remove(old)
@@ -166,7 +170,7 @@ def check_identities(
 
 def _write_synced(folder: Path, step: int, payload: Mapping[str, Any], identities: Mapping[str, Any]) -> None:
     state = folder / STATE_NAME
-    torch.save(dict(payload), state)
+    _save_tensors(payload, state)
     record = {
         "format": FORMAT,
         "step": step,
@@ -177,6 +181,16 @@ def _write_synced(folder: Path, step: int, payload: Mapping[str, Any], identitie
     (folder / RECORD_NAME).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for path in (state, folder / RECORD_NAME, folder):
         sync_path(path)
+
+
+def _save_tensors(payload: Mapping[str, Any], path: Path) -> None:
+    with path.open("wb") as file:
+        try:
+            torch.save(dict(payload), file)
+        except RuntimeError as error:  # of PyTorch's writer, which tells positions in the file alone
+            if isinstance(error.__context__, OSError):
+                raise OSError(f"{path}: the checkpoint was not written, {error.__context__}") from error
+            raise
 
 
 def _times_path(checkpoint: Path) -> Path:

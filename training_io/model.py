@@ -21,6 +21,14 @@ INIT_STD = 0.02  # GPT-2
 ROTARY_BASE = 10_000.0  # RoFormer
 NORM_EPS = 1e-5
 NORMS = ("rmsnorm", "layernorm")
+_MOST = {
+    "vocab_size": 2**32,
+    "d_model": 65_536,  # two such widths are the sides of one matrix: 16 GiB in float32
+    "num_layers": 1_024,
+    "num_heads": 65_536,
+    "num_kv_heads": 65_536,
+    "d_ff": 65_536,
+}
 POSITIONS = ("rotary", "learned")
 
 
@@ -45,9 +53,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """RecipeError for a shape that cannot be built."""
-        for name in ("vocab_size", "d_model", "num_layers", "num_heads", "num_kv_heads", "d_ff"):
-            if getattr(self, name) < 1:
-                raise RecipeError(f"model.{name}: expected at least 1, found {getattr(self, name):,}.")
+        for name, most in _MOST.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise RecipeError(f"model.{name}: expected 1 to {most:,}, found {getattr(self, name):,}.")
         if self.max_positions < 2:
             raise RecipeError(f"model.max_positions: expected at least 2, found {self.max_positions:,}.")
         _check_multiple("d_model", self.d_model, "num_heads", self.num_heads)

@@ -425,7 +425,7 @@ def _open(artifact: Path, asset: str, allow_quarantined: bool) -> Manifest:
 
 
 def _resolve_shards(folder: Path, stored: dict[str, Any], allow_quarantined: bool) -> ShardsReference:
-    path = Path(os.path.normpath(folder.absolute() / stored["path"]))
+    path = Path(os.path.normpath(folder.resolve() / stored["path"]))  # a link to a plan is not beside its shards
     manifest = _open(path, "token_shards", allow_quarantined)
     for name, planned, found in (
         ("identity", stored["identity"], manifest.identity),

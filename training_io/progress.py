@@ -58,6 +58,20 @@ class Progress:
     eta_seconds: float
 
 
+def progress_line(progress: Progress) -> str:
+    """Where a run is, as its log says it; positions are those of all steps so far."""
+    positions = progress.positions
+    utilisation = "" if progress.mfu is None else f", MFU {progress.mfu:.1%}"
+    validation = "" if progress.validation_loss is None else f", validation {progress.validation_loss:.3f}"
+    return (
+        f"step {progress.step:,} of {progress.steps:,}: loss {progress.loss:.3f}{validation},"
+        f" gradient {progress.gradient_norm:.2f}, {progress.tokens_per_second:,.0f} tokens/s{utilisation},"
+        f" {progress.eta_seconds:.0f} s left; loss over {positions.body + positions.eos:,} ="
+        f" {positions.body:,} body + {positions.eos:,} EOS, overlap {positions.overlap:,}, slack"
+        f" {positions.slack:,}, padding {positions.padding:,}"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
     """What a run came to.

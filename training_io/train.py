@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from training_io.attention import choose_backend
+from training_io.attention import check_backend, check_device, choose_backend
 from training_io.branching import digest_with
 from training_io.errors import InvariantBroken, RecipeError, StateMismatch
 from training_io.evaluation import check_fills_one, evaluate, logits_of
@@ -163,6 +163,9 @@ def _open_run(
     backend = config.attention_backend
     if backend == "auto":
         backend = "sdpa" if config.exact_attention else choose_backend(device, DTYPES[config.dtype])
+    check_backend(backend)
+    if not config.exact_attention:  # which goes with sdpa alone
+        check_device(backend, device)
     generator = torch.Generator().manual_seed(derive_seed(config.seed, "model"))
     model = Model(model_config, generator, backend=backend, exact=config.exact_attention)
     model.to(device, torch.float64 if config.dtype == "float64" else torch.float32)

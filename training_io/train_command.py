@@ -24,7 +24,7 @@ from training_io.manifest import open_artifact
 from training_io.model import ModelConfig
 from training_io.model_presets import MODEL_PRESETS
 from training_io.plan import PLAN_NAME, load_plan, splits_of
-from training_io.progress import Progress, TrainResult
+from training_io.progress import TrainResult, progress_line
 from training_io.ranks import joined, ranks_of_environment
 from training_io.run import Spec
 from training_io.staging import resolve_device
@@ -46,12 +46,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         ranks = ranks_of_environment()
         job = _job_of(parsed)
+        _check_report(parsed.json)
         _refuse_lost_work(job.checkpoint_dir, parsed.resume)
         if parsed.resume and ranks.rank == 0:
             kept = list_checkpoints(job.checkpoint_dir)
             say(f"resuming from {kept[-1]}" if kept else f"no checkpoint in {job.checkpoint_dir}: starting at step 0")
         with joined(ranks, parsed.device) as device:
-            result = run_job(replace(job, config=replace(job.config, device=device)), _say_progress)
+            config = replace(job.config, device=device)
+            result = run_job(replace(job, config=config), lambda progress: say(progress_line(progress)))
         if ranks.rank == 0:
             _report(result, parsed.json)
     except CorpusmillError as error:
@@ -224,6 +226,12 @@ def _parsed_as(kind: type, name: str, value: str) -> object:
     raise RecipeError(f"--model: expected {name} to be {expected}, found {value!r}.")
 
 
+def _check_report(path: Path | None) -> None:
+    """RecipeError unless a file can be there when the run has ended."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise RecipeError(f"--json: expected a file in a folder that is there, found {path}. Make the folder first.")
+
+
 def _refuse_lost_work(checkpoint_dir: Path, is_resuming: bool) -> None:
     found = list_checkpoints(checkpoint_dir)
     if found and not is_resuming:
@@ -231,16 +239,6 @@ def _refuse_lost_work(checkpoint_dir: Path, is_resuming: bool) -> None:
             f"{checkpoint_dir}: expected no checkpoint of an earlier run, found {found[-1].name}."
             " Give --resume to go on from it, or another --output."
         )
-
-
-def _say_progress(progress: Progress) -> None:
-    utilisation = "" if progress.mfu is None else f", MFU {progress.mfu:.1%}"
-    validation = "" if progress.validation_loss is None else f", validation {progress.validation_loss:.4f}"
-    say(
-        f"step {progress.step:,} of {progress.steps:,}: loss {progress.loss:.4f}{validation},"
-        f" gradient {progress.gradient_norm:.3f}, {progress.tokens_per_second:,.0f} tokens/s{utilisation},"
-        f" {progress.eta_seconds:.0f} s left"
-    )
 
 
 def _report(result: TrainResult, json_path: Path | None) -> None:

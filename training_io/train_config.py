@@ -12,6 +12,7 @@ import torch
 
 from training_io.errors import RecipeError
 
+MAX_STEPS, MAX_THREADS = 999_999_999, 1_024  # a checkpoint's name has nine digits
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -50,15 +51,20 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """RecipeError for impossible numbers."""
         for name in ("steps", "eval_every", "eval_steps", "checkpoint_every", "keep_last", "progress_every"):
-            _check(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+            _check(name, getattr(self, name), 1 <= getattr(self, name) <= MAX_STEPS, f"1 to {MAX_STEPS:,}")
         _check("warmup_steps", self.warmup_steps, 0 <= self.warmup_steps <= self.steps, f"0 to steps = {self.steps:,}")
-        _check("learning_rate", self.learning_rate, self.learning_rate > 0, "above 0")
+        _check("learning_rate", self.learning_rate, 0 < self.learning_rate < math.inf, "above 0 and finite")
         _check("min_lr_ratio", self.min_lr_ratio, 0 <= self.min_lr_ratio <= 1, "0 to 1")
         _check("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or more")
         _check("betas", self.betas, all(0 <= beta < 1 for beta in self.betas), "two numbers from 0, below 1")
         _check("grad_clip", self.grad_clip, self.grad_clip > 0, "above 0")
         _check("dtype", self.dtype, self.dtype in DTYPES, f"one of {', '.join(DTYPES)}")
-        _check("num_threads", self.num_threads, self.num_threads is None or self.num_threads >= 1, "at least 1")
+        _check(
+            "num_threads",
+            self.num_threads,
+            self.num_threads is None or 1 <= self.num_threads <= MAX_THREADS,
+            f"1 to {MAX_THREADS:,}",
+        )
 
 
 def update_settings(config: TrainConfig) -> dict[str, Any]:
