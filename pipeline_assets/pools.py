@@ -1,11 +1,12 @@
 """source: the recipe's pools and where they are; what reading them costs over the network.
 
-A pool is a local folder, a data set of the Hub at a commit, a bucket, or URLs. What was fetched is recorded in each
-unit's `run.json`, outside its identity: the same bytes from another place are the same rows.
+A pool is a local folder, a data set of the Hub at a commit, a bucket, or URLs. What was fetched is recorded by row
+group in each unit's `run.json`, outside its identity: the same bytes from another place, or after another try, are the
+same rows. What footers cost is in theirs, and what listing cost in the log and on the page of `dataset_revision`.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,17 @@ from resources.package_corpus import (
     write_package_corpus,
 )
 from resources.readers import Network
-from resources.row_group_source import Fetched, SourceFile, list_files, listing_fingerprint
+from resources.row_group_source import (
+    Fetched,
+    ListingCost,
+    SourceFile,
+    cost_of,
+    list_files,
+    list_with_cost,
+    listing_fingerprint,
+)
 from resources.s3 import Bucket
-from resources.web import Patience, Traffic, silent
+from resources.web import Patience, silent
 from training_io.errors import SourceError
 from training_io.manifest import RUN_NAME
 
@@ -95,6 +104,7 @@ class ObservedSource:
     revision: str
     commits: tuple[str, ...]  # "POOL at COMMIT", of the Hub's pools
     newer: tuple[str, ...]  # sentences, one a pinned repository that has moved on
+    cost: ListingCost
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -102,15 +112,22 @@ class ObservedSource:
         return {
             "commits": ", ".join(self.commits) or "none",
             "newer_revision": "; ".join(self.newer) or "none",
+            "listing_requests": self.cost.names.num_requests,
+            "listing_bytes": self.cost.names.num_bytes,
+            "footer_requests": self.cost.footers.num_requests,
+            "footer_bytes": self.cost.footers.num_bytes,
         }
 
 
 def observe_source(pipeline: Pipeline) -> ObservedSource:
     """What `revision_of` gives, and whether a commit has followed a pinned one. Cost: one more request a pin."""
     pools, network = pools_of(pipeline), network_of(pipeline, silent)
-    files = list_files(pools, network)
+    files, cost = list_with_cost(pools, network)
     return ObservedSource(
-        revision=listing_fingerprint(files), commits=_commits(files), newer=newer_revisions(pools, network)
+        revision=listing_fingerprint(files),
+        commits=_commits(files),
+        newer=newer_revisions(pools, network),
+        cost=cost,
     )
 
 
@@ -142,59 +159,72 @@ def _commits(files: Sequence[SourceFile]) -> tuple[str, ...]:
     return tuple(sorted({f"{file.pool} at {file.commit[:12]}" for file in files if file.commit}))
 
 
-def cost_in_words(files: list[SourceFile], traffic: Traffic) -> str:
+def cost_in_words(files: list[SourceFile], cost: ListingCost) -> str:
     """What listing cost over the network, and the commits that were found there."""
-    commits = _commits(files)
-    cost = [f"{traffic.num_requests:,} requests and {traffic.num_bytes:,} bytes"] if traffic.num_requests else []
-    return "".join(f"; {part}" for part in [*commits, *cost])
+    parts = {"listing": cost.names, "footers": cost.footers}
+    costs = [
+        f"{name}: {traffic.num_requests:,} requests and {traffic.num_bytes:,} bytes"
+        for name, traffic in parts.items()
+        if traffic.num_requests
+    ]
+    return "".join(f"; {part}" for part in [*_commits(files), *costs])
 
 
-def write_run_facts(folder: Path, file: SourceFile, fetched: Sequence[Fetched], traffic: Traffic) -> None:
-    """What a unit's reading was, for its `run.json`: place, commit, hash or ETag, ranges by row group, what it cost."""
+def write_run_facts(folder: Path, file: SourceFile, fetched: Sequence[Fetched]) -> None:
+    """What a unit's reading was, for its `run.json`: place, commit, hash or ETag; each row group's ranges and cost."""
+    row_groups = [{"row_group": part.row_group, "ranges": part.ranges, **cost_of(part.traffic)} for part in fetched]
     facts = {
-        "source": {
-            "place": "local" if isinstance(file.location, Path) else file.location.place,
-            "commit": file.commit,
-            "content": file.content,
-            "requests": traffic.num_requests,
-            "bytes_fetched": traffic.num_bytes,
-            "row_groups": [{"row_group": part.row_group, "ranges": part.ranges} for part in fetched],
-        }
+        "place": "local" if isinstance(file.location, Path) else file.location.place,
+        "commit": file.commit,
+        "content": file.content,
+        "row_groups": row_groups,
     }
-    (folder / RUN_NAME).write_text(json.dumps(facts))
+    (folder / RUN_NAME).write_text(json.dumps({"source": facts}))
 
 
 def traffic_metadata(stage: Stage, parts: Sequence[ArtifactRef]) -> dict[str, Any]:
-    """What this run fetched, and for each file what its units cost when they were read; nothing for local files."""
+    """What this run fetched, and what each file and row group cost when it was read; nothing for local files."""
     found = [(part, _source_facts(stage.folder(part))) for part in parts]
-    if not any(facts["requests"] for _, facts in found):
+    rows = [_row_group_row(part, facts, group) for part, facts in found for group in facts["row_groups"]]
+    if not any(row["requests"] for row in rows):
         return {}
-    now = [facts for part, facts in found if part.outcome != "reused"]
-    files: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for part, facts in found:
-        files.setdefault((part.counts["pool"], part.counts["file"]), []).append(facts)
+    now = [group for part, facts in found if part.outcome != "reused" for group in facts["row_groups"]]
+    files: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        files.setdefault(tuple(row[name] for name in ("pool", "file", "commit", "content")), []).append(row)
     return {
-        "bytes_fetched": sum(facts["bytes_fetched"] for facts in now),
-        "requests": sum(facts["requests"] for facts in now),
-        "fetched": rows_metadata([_file_row(pool, file, units) for (pool, file), units in files.items()]),
+        "bytes_fetched": sum(group["bytes_fetched"] for group in now),
+        "requests": sum(group["requests"] for group in now),
+        "retries": sum(group["tries"] - len(group["ranges"]) for group in now),
+        "fetched": rows_metadata([_file_row(*key, groups) for key, groups in files.items()]),
+        "fetched_by_row_group": rows_metadata(rows),
     }
 
 
-def _file_row(pool: str, file: str, units: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _row_group_row(part: ArtifactRef, facts: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "pool": pool,
-        "file": file,
-        "row groups": sum(len(unit["row_groups"]) for unit in units),
-        "bytes fetched": sum(unit["bytes_fetched"] for unit in units),
-        "requests": sum(unit["requests"] for unit in units),
-        "commit": ", ".join(sorted({unit["commit"] for unit in units})),
-        "content": ", ".join(sorted({unit["content"] for unit in units})),
+        "pool": part.counts["pool"],
+        "file": part.counts["file"],
+        "row group": group["row_group"],
+        "byte ranges": ", ".join(f"{start:,} to {end:,}" for start, end in group["ranges"]),
+        "ranges": len(group["ranges"]),
+        "requests": group["requests"],
+        "retries": group["tries"] - len(group["ranges"]),
+        "bytes fetched": group["bytes_fetched"],
+        "commit": facts["commit"],
+        "content": facts["content"],
     }
+
+
+def _file_row(pool: str, file: str, commit: str, content: str, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    summed = {name: sum(group[name] for group in groups) for name in ("ranges", "requests", "retries", "bytes fetched")}
+    return {"pool": pool, "file": file, "row groups": len(groups), **summed, "commit": commit, "content": content}
 
 
 def _source_facts(folder: Path) -> dict[str, Any]:
     """What `write_run_facts` wrote; nothing fetched where a unit is from before it was written, or lost its record."""
-    nothing = {"commit": "", "content": "", "requests": 0, "bytes_fetched": 0, "row_groups": []}
+    nothing = {"commit": "", "content": "", "row_groups": []}
     path = folder / RUN_NAME
     facts: dict[str, Any] = json.loads(path.read_bytes()).get("source", nothing) if path.is_file() else nothing
-    return facts
+    is_ours = all("tries" in group for group in facts["row_groups"])
+    return facts if is_ours else nothing

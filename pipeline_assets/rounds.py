@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pipeline_assets.policy import policy_of
 from pipeline_assets.recipe import Recipe, TokenizerFile
 from pipeline_assets.schemas import ROWS_NAME
-from pipeline_assets.stripes import Stage
+from pipeline_assets.stripes import Stage, reported
 from pipeline_assets.tokenizer import given_tokenizer
 from pipeline_assets.transforms.arrays import whole_rows
 from pipeline_assets.transforms.encode import encode_documents
@@ -39,7 +39,8 @@ def read_until_full(stage: Stage, units: Sequence[Unit], read: Callable[[Unit], 
     """The first of the units in source order, read one by one: as many as fill every budget, or all."""
     tokenizer = _tokenizer_of(stage)
     documents: list[Documents] = []
-    rounds = (_documents_of(stage, tokenizer, read(unit)) for unit in units)
+    read_units = reported(stage, "rounds", map(read, units), total=len(units))
+    rounds = (_documents_of(stage, tokenizer, unit) for unit in read_units)
     for number, new in enumerate(_new_documents(rounds), 1):
         documents.append(new)
         stats = _planned(stage.recipe, documents)

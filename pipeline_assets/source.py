@@ -7,6 +7,7 @@ units only.
 
 import hashlib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +30,23 @@ from pipeline_assets.report import asset_metadata, rows_metadata, table_metadata
 from pipeline_assets.rounds import counts_of_rounds, parameters_of_rounds, read_until_full
 from pipeline_assets.row_filters import (
     READ_COLUMNS,
-    Limits,
     check_filtered_columns,
     limits_of,
     rows_left_out_by_filters,
-    sift_rows,
     split_row_groups,
 )
+from pipeline_assets.run_tags import revision_tag, tag_run
 from pipeline_assets.sampled import write_sample, write_sampled
 from pipeline_assets.sampled_page import sampled_metadata, write_pictures
-from pipeline_assets.schemas import ROWS_NAME, RawRows, References, arrow_schema, validated
+from pipeline_assets.schemas import ROWS_NAME, FilteredRows, RawRows, References, arrow_schema, validated
 from pipeline_assets.stripes import (
+    GROUP,
+    OWNERS,
     Sealed,
     Stage,
     Task,
     asset_spec,
+    build_each,
     graph_spec,
     mapped_op,
     materialized,
@@ -53,6 +56,7 @@ from pipeline_assets.stripes import (
     sealing_op,
     units_in,
 )
+from pipeline_assets.transforms.filters import Limits
 from pipeline_assets.transforms.overlap import check_universe
 from pipeline_assets.transforms.rows import (
     OPTIONAL_COLUMNS,
@@ -62,12 +66,13 @@ from pipeline_assets.transforms.rows import (
     first_of_each,
     text_doc_ids,
 )
+from pipeline_assets.transforms.sift import sift_rows
 from resources.artifact_store import ArtifactRef
 from resources.readers import Network
 from resources.reference_file import read_texts
 from resources.row_group_source import (
     SourceFile,
-    list_files,
+    list_with_cost,
     listing_fingerprint,
     read_reference_table,
     read_row_groups,
@@ -77,7 +82,9 @@ from training_io.errors import SourceError
 from training_io.hashing import derive_seed, identity_of, keyed_hash
 
 ROWS_VERSION = 3
+SEALED_ROWS_VERSION = ROWS_VERSION + 1  # of what lies beside the units: its pictures changed, and no row did
 REFERENCES_VERSION = 2
+UNITS_AT_ONCE = 2  # of files that are elsewhere: more would cost memory, and the network is busy with two
 
 
 def pool_names(recipe: Recipe) -> list[str]:
@@ -112,12 +119,12 @@ def plan_rows(stage: Stage) -> list[Task]:
     """List the source's files and cut the selected stripes into units."""
     reading = stage.recipe.reading
     network = network_of(stage.pipeline, stage.warn)
-    files = list_files(pools_of(stage.pipeline), network)
+    files, cost = list_with_cost(pools_of(stage.pipeline), network)
     stage.observe("dataset_revision", listing_fingerprint(files))
     check_filtered_columns(files, stage.recipe)
     stage.say(
         f"raw_row_groups: {len(files):,} files, {sum(len(file.row_groups) for file in files):,} row groups"
-        f"{cost_in_words(files, network.traffic)}"
+        f"{cost_in_words(files, cost)}"
     )
     stripes = [units_of_stripe(files, stripe, reading) for stripe in range(reading.stripes_read)]
     if reading.until == "budgets":
@@ -129,8 +136,12 @@ def plan_rows(stage: Stage) -> list[Task]:
 
 
 def build_rows(stage: Stage, task: Task) -> list[ArtifactRef]:
-    """Read the stripe's row groups into tables of usable rows."""
-    return [_build_unit(stage, file, row_groups) for file, row_groups in task.units]
+    """Read the stripe's row groups into tables of usable rows.
+
+    Of files that are elsewhere, the bytes of one unit come while the rows of another are hashed, counted and written.
+    """
+    is_elsewhere = any(not isinstance(file.location, Path) for file, _ in task.units)
+    return build_each(stage, task, lambda unit: _build_unit(stage, *unit), UNITS_AT_ONCE if is_elsewhere else 1)
 
 
 def _build_unit(stage: Stage, file: SourceFile, row_groups: tuple[int, ...]) -> ArtifactRef:
@@ -149,11 +160,12 @@ def _write_unit(
     folder: Path, file: SourceFile, row_groups: tuple[int, ...], limits: Limits, network: Network
 ) -> dict[str, Any]:
     wanted, excluded = split_row_groups(file, row_groups, limits)
+    removed = arrow_schema(FilteredRows)
     read = [
-        (fetched, sift_rows(table, limits, pool=file.pool, file=file.file, row_group=fetched.row_group))
+        (fetched, sift_rows(table, limits, removed, pool=file.pool, file=file.file, row_group=fetched.row_group))
         for fetched, table in read_row_groups(file, wanted, READ_COLUMNS, network)
     ]
-    write_run_facts(folder, file, [fetched for fetched, _ in read], network.traffic)
+    write_run_facts(folder, file, [fetched for fetched, _ in read])
     parts = [part for _, part in read]
     table = pa.concat_tables([arrow_schema(RawRows).empty_table(), *(part.rows for part in parts)])
     write_table(validated(RawRows, table), folder / ROWS_NAME)
@@ -194,7 +206,7 @@ def seal_rows(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
     if stage.recipe.reading.until == "budgets":
         counts |= counts_of_rounds(stage, parts)
         inputs = {"rounds": parameters_of_rounds(stage)}
-    ref = seal_units(stage, "raw_row_groups", parts, counts, ROWS_VERSION, write_beside, **inputs)
+    ref = seal_units(stage, "raw_row_groups", parts, counts, SEALED_ROWS_VERSION, write_beside, **inputs)
     drift = [
         {
             "pool": part.counts["pool"],
@@ -344,15 +356,28 @@ DATASET_REVISION = (
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", dg.BetaWarning)  # the one beta API in use; pinned with dagster itself
 
-    @dg.observable_source_asset(
+    # The decorator for one asset takes no owners.
+    @dg.multi_observable_source_asset(
         name="dataset_revision",
-        group_name="corpusmill",
-        description=DATASET_REVISION,
+        specs=[
+            dg.AssetSpec(
+                "dataset_revision",
+                group_name=GROUP,
+                owners=list(OWNERS),
+                kinds={"parquet"},
+                description=DATASET_REVISION,
+            )
+        ],
         required_resource_keys={"pipeline"},
     )
-    def dataset_revision(context: dg.OpExecutionContext) -> dg.ObserveResult:
+    def dataset_revision(context: dg.OpExecutionContext) -> Iterator[dg.ObserveResult]:
         observed = run_stage(context, lambda stage: observe_source(stage.pipeline))
-        return dg.ObserveResult(data_version=dg.DataVersion(observed.revision), metadata=observed.metadata)
+        tag_run(context.instance, context.run_id, revision_tag(observed.revision))
+        yield dg.ObserveResult(
+            asset_key="dataset_revision",
+            data_version=dg.DataVersion(observed.revision),
+            metadata=observed.metadata,
+        )
 
 
 plan_rows_op = planning_op("raw_row_groups", plan_rows, after=["dataset_revision"])
@@ -363,7 +388,7 @@ seal_rows_op = sealing_op("raw_row_groups", seal_rows)
 @dg.graph_asset(
     **graph_spec(
         "raw_row_groups",
-        ROWS_VERSION,
+        SEALED_ROWS_VERSION,
         {"parquet"},
         "Usable rows of the selected row groups, text unaltered, each with its doc_id and source coordinate. "
         "Promise: the same upstream bytes give the same table, and every row read is used or counted with a reason.",

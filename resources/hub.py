@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from resources.web import Advice, Patience, Traffic, Web, get
+from resources.web import MAX_PAGE_BYTES, MAX_PAGES, Advice, Patience, Traffic, Web, get
 from training_io.errors import RecipeError, SourceError
 
 ENDPOINT_VARIABLE = "HF_ENDPOINT"
 TOKEN_VARIABLE = "HF_TOKEN"
 DEFAULT_ENDPOINT = "https://huggingface.co"
-MAX_PAGE_BYTES = 64_000_000
-MAX_PAGES = 10_000
 ADVICE = Advice(
     network=f"Check the network and {ENDPOINT_VARIABLE}, or name a local copy in the recipe.",
     forbidden=f"Set {TOKEN_VARIABLE} to a token that may read it, or name a local copy.",

@@ -2,7 +2,7 @@
 
 In: pools. Out: the files of each, by name. The promise: what a pool names and does not have is an error; names, sizes
 and content hashes are the listing's own, fresh each time. The cost: a walk of a folder; a request a thousand names on
-the Hub; one a file more in a bucket and behind a URL.
+the Hub and in a bucket; one a file behind a URL.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from resources.hub import HubFile, list_hub_files
 from resources.readers import Network, RemoteFile, WebFile
-from resources.s3 import Bucket, S3File, list_keys, object_url
+from resources.s3 import Bucket, list_objects
 from resources.web import size_and_etag
 from training_io.errors import SourceError
 from training_io.hashing import identity_of, sha256_file
@@ -172,17 +172,13 @@ def _known_sha256(path: Path, network: Network) -> str:
 
 
 def _in_bucket(pool: PoolInBucket, network: Network) -> list[Listed]:
-    found = list_keys(pool.bucket, pool.prefix, network.patience, network.traffic)
-    keys = {_below(pool.prefix, key): key for key in found}
+    found = list_objects(pool.bucket, pool.prefix, network.bucket_web(pool.bucket))
+    files = {_below(pool.prefix, file.key): file for file in found}
     where = f"s3://{pool.bucket.name}/{pool.prefix}".rstrip("/")
-    web = network.bucket_web(pool.bucket)
-    listed = []
-    for name in _matching(pool.name, list(keys), pool.glob, where):
-        url = object_url(pool.bucket, keys[name])
-        size_bytes, etag = size_and_etag(web, url, f"pool {pool.name}")
-        file = S3File(bucket=pool.bucket, key=keys[name], size_bytes=size_bytes, etag=etag)
-        listed.append(Listed(pool=pool.name, file=name, location=file, content=file.content))
-    return listed
+    return [
+        Listed(pool=pool.name, file=name, location=files[name], content=files[name].content)
+        for name in _matching(pool.name, list(files), pool.glob, where)
+    ]
 
 
 def _behind_urls(pool: PoolOfUrls, network: Network) -> list[Listed]:

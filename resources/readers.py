@@ -12,7 +12,7 @@ from typing import Protocol
 from resources.artifact_store import ArtifactStore
 from resources.hub import Hub, HubFile, hub_of_environment
 from resources.s3 import Bucket, S3File, bucket_web
-from resources.web import Advice, Answer, Patience, Traffic, Web, get_range
+from resources.web import Advice, Answer, ETagged, Patience, Traffic, Web, get_range
 from training_io.errors import SourceError
 
 WEB_ADVICE = Advice(
@@ -23,17 +23,10 @@ WEB_ADVICE = Advice(
 
 
 @dataclass(frozen=True, kw_only=True)
-class WebFile:
+class WebFile(ETagged):
     """A file behind a URL as it was listed."""
 
     url: str
-    size_bytes: int
-    etag: str
-
-    @property
-    def content(self) -> str:
-        """What the bytes are called."""
-        return f"etag:{self.etag}"
 
     @property
     def place(self) -> str:
@@ -121,6 +114,11 @@ def open_reader(file: RemoteFile, network: Network) -> RangeReader:
         return HubReader(file, network.hub)
     web = network.bucket_web(file.bucket) if isinstance(file, S3File) else network.web
     return WebReader(file, web)
+
+
+def apart(network: Network) -> Network:
+    """The same network with traffic of its own, which counts in the given one's too."""
+    return replace(network, traffic=Traffic(part_of=network.traffic))
 
 
 def until(network: Network, is_over: Event) -> Network:

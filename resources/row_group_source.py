@@ -7,6 +7,7 @@ names it. The cost: one footer read a file, kept in the store where it came over
 """
 
 import hashlib
+import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -20,10 +21,12 @@ import pyarrow.parquet as pq
 
 from resources.listings import Listed, Pool, files_of
 from resources.ranges import Range, SparseFile, decoded, ranges_to_fetch
-from resources.readers import Network, RangeReader, RemoteFile, open_reader, until
+from resources.readers import Network, RemoteFile, apart, open_reader, until
 from resources.row_group_statistics import Bounds, column_bounds
+from resources.web import Traffic
 from training_io.errors import SourceError
 from training_io.hashing import identity_of
+from training_io.manifest import RUN_NAME
 
 TEXT_COLUMN = "text"
 BOUNDED_COLUMNS = ("dump", "language", "language_score", "score", "int_score")
@@ -67,9 +70,24 @@ class SourceFile:
 
 def list_files(pools: Sequence[Pool], network: Network) -> list[SourceFile]:
     """Every file of every pool, pools in the given order, files by name; SourceError when a pool has none."""
-    listed = [file for pool in pools for file in files_of(pool, network)]
+    return list_with_cost(pools, network)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListingCost:
+    """What listing asked of the network: for names, sizes and content hashes, and for footers that were not known."""
+
+    names: Traffic
+    footers: Traffic
+
+
+def list_with_cost(pools: Sequence[Pool], network: Network) -> tuple[list[SourceFile], ListingCost]:
+    """What `list_files` gives, and what it cost."""
+    for_names, for_footers = apart(network), apart(network)
+    listed = [file for pool in pools for file in files_of(pool, for_names)]
     with ThreadPoolExecutor(MAX_CONNECTIONS) as connections:
-        return list(connections.map(lambda file: _described(file, network), listed))
+        files = list(connections.map(lambda file: _described(file, for_footers), listed))
+    return files, ListingCost(names=for_names.traffic, footers=for_footers.traffic)
 
 
 def listing_fingerprint(files: Sequence[SourceFile]) -> str:
@@ -154,10 +172,13 @@ def _local_footer(path: Path) -> bytes:
 
 
 def _kept_footer(file: RemoteFile, network: Network) -> bytes:
-    """The footer of a file that is elsewhere, from the store where it was read before."""
+    """The footer of a file that is elsewhere, from the store where it was read before; there is what it cost."""
 
     def write(folder: Path) -> dict[str, Any]:
-        (folder / FOOTER_NAME).write_bytes(_read_footer(file, file.size_bytes, open_reader(file, network).read))
+        own = apart(network)
+        (folder / FOOTER_NAME).write_bytes(_read_footer(file, file.size_bytes, open_reader(file, own).read))
+        facts = {"place": file.place, "content": file.content, **cost_of(own.traffic)}
+        (folder / RUN_NAME).write_text(json.dumps({"source": facts}))
         return {}
 
     ref = network.store.materialize(
@@ -195,12 +216,21 @@ def _corrupt(what: Path | RemoteFile, expected: str) -> SourceError:
     )
 
 
+def cost_of(traffic: Traffic) -> dict[str, int]:
+    """What was asked for and came, as records say it."""
+    return {"tries": traffic.num_tries, "requests": traffic.num_requests, "bytes_fetched": traffic.num_bytes}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """What came of one row group over the network: nothing for a local file."""
+    """What came of one row group over the network: nothing for a local file.
+
+    The ranges follow from the file alone, and each takes one try; what they took this time is the traffic.
+    """
 
     row_group: int
     ranges: tuple[Range, ...] = ()
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 def read_row_groups(
@@ -243,12 +273,11 @@ def _remote_row_groups(
     assert not isinstance(file.location, Path)
     metadata = pq.read_metadata(pa.BufferReader(_kept_footer(file.location, network)))
     is_over = Event()
-    reader = open_reader(file.location, until(network, is_over))
     wanted = [
         (row_group, tuple(ranges_to_fetch(metadata, row_group, columns, file.size_bytes, str(file.location))))
         for row_group in row_groups
     ]
-    for fetched, parts in _fetched_ahead(reader, wanted, is_over):
+    for fetched, parts in _fetched_ahead(file.location, wanted, until(network, is_over)):
         sparse = SparseFile(file.size_bytes, parts)
         yield fetched, decoded(metadata, sparse, fetched.row_group, columns)
 
@@ -258,11 +287,11 @@ T = TypeVar("T")
 
 
 def _fetched_ahead(
-    reader: RangeReader, wanted: Sequence[tuple[int, tuple[Range, ...]]], is_over: Event
+    file: RemoteFile, wanted: Sequence[tuple[int, tuple[Range, ...]]], network: Network
 ) -> Iterator[tuple[Fetched, Parts]]:
     """The ranges of each row group, in order: as many ahead as there are connections and memory for.
 
-    When one has failed, or nobody wants more, `is_over` ends the others' waits for their next try.
+    When one has failed, or nobody wants more, the others' waits for their next try are over.
     """
     with ThreadPoolExecutor(MAX_CONNECTIONS) as connections:
         waiting: deque[tuple[int, Future[tuple[Fetched, Parts]]]] = deque()
@@ -278,11 +307,11 @@ def _fetched_ahead(
                     len(waiting) >= MAX_CONNECTIONS or num_bytes + sum(size for size, _ in waiting) > MAX_BYTES_AHEAD
                 ):
                     yield the_first()
-                waiting.append((num_bytes, connections.submit(_fetch, reader, row_group, ranges)))
+                waiting.append((num_bytes, connections.submit(_fetch, file, row_group, ranges, apart(network))))
             while waiting:
                 yield the_first()
         finally:
-            is_over.set()
+            network.patience.is_over.set()
             for _, future in waiting:
                 future.cancel()
 
@@ -296,9 +325,10 @@ def _first_done(futures: Sequence[Future[T]]) -> None:
         wait([future for future in futures if not future.done()], return_when=FIRST_COMPLETED)
 
 
-def _fetch(reader: RangeReader, row_group: int, ranges: tuple[Range, ...]) -> tuple[Fetched, Parts]:
+def _fetch(file: RemoteFile, row_group: int, ranges: tuple[Range, ...], network: Network) -> tuple[Fetched, Parts]:
+    reader = open_reader(file, network)
     parts = [((start, end), reader.read(start, end)) for start, end in ranges]
-    return Fetched(row_group=row_group, ranges=ranges), parts
+    return Fetched(row_group=row_group, ranges=ranges, traffic=network.traffic), parts
 
 
 def read_reference_table(path: Path) -> pa.Table:

@@ -1,36 +1,30 @@
 """Objects of an S3 bucket behind an explicit endpoint: a bucket and a prefix in, names, sizes, ETags and ranges out.
 
 Credentials come from the environment alone (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`), or the
-bucket is read anonymously. Names are listed through pyarrow. Ranges are asked for by `web` with AWS's Signature Version
-4, since Arrow's own reader takes any body for the range that it asked for, and a short one for a whole one. The
-promise: no secret leaves but as a signature. Cost: a request a thousand listed keys, one a file for its ETag, one a
-range.
+bucket is read anonymously. Names and ranges are asked for by `web` with AWS's Signature Version 4: Arrow's own reader
+takes any body for the range that it asked for, and a short one for a whole one; its listing takes a page of a proxy
+for an empty bucket, and tells nobody what it cost. The promise: no secret leaves but as a signature. Cost: a request a
+thousand listed keys, one a range.
 """
 
 import hashlib
 import hmac
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
+from xml.etree import ElementTree
 
-from resources.web import Advice, FailedTry, Patience, Traffic, Web, as_anyone, with_retries
-from training_io.errors import RecipeError
+from resources.web import MAX_PAGE_BYTES, MAX_PAGES, Advice, ETagged, Patience, Traffic, Web, as_anyone, get
+from training_io.errors import RecipeError, SourceError
 
 KEY_VARIABLE, SECRET_VARIABLE, SESSION_VARIABLE = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
 ADVICE = Advice(
-    network="Check the network and the endpoint in the recipe.",
+    network="Check the network, and the endpoint and the region in the recipe.",
     forbidden=f"Set {KEY_VARIABLE} and {SECRET_VARIABLE} to credentials that may read it, or read it anonymously.",
     missing="Mend the bucket, the prefix or the endpoint in the recipe.",
-)
-PASSING_ERRORS = frozenset(
-    {"NETWORK_CONNECTION", "SLOW_DOWN", "THROTTLING", "REQUEST_TIMEOUT", "INTERNAL_FAILURE", "SERVICE_UNAVAILABLE"}
-)
-REFUSALS = frozenset(
-    {"ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "MISSING_AUTHENTICATION_TOKEN"}
 )
 
 
@@ -45,18 +39,11 @@ class Bucket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class S3File:
+class S3File(ETagged):
     """An object as it was listed."""
 
     bucket: Bucket
     key: str
-    size_bytes: int
-    etag: str
-
-    @property
-    def content(self) -> str:
-        """What the bytes are called."""
-        return f"etag:{self.etag}"
 
     @property
     def place(self) -> str:
@@ -123,14 +110,15 @@ def _signer(bucket: Bucket) -> Any:
 def signature_headers(
     url: str, headers: Mapping[str, str], credentials: Credentials, region: str, now: datetime
 ) -> dict[str, str]:
-    """The headers that sign a GET of a URL without a query (AWS Signature Version 4, service s3)."""
+    """The headers that sign a GET (AWS Signature Version 4, service s3) of a URL whose query is sorted and quoted."""
     parts, stamp = urlsplit(url), now.strftime("%Y%m%dT%H%M%SZ")
     no_body = hashlib.sha256(b"").hexdigest()
     own = {"x-amz-content-sha256": no_body, "x-amz-date": stamp}
     own |= {"x-amz-security-token": credentials.session} if credentials.session else {}
     signed = sorted((name.lower(), value) for name, value in {**headers, **own, "host": parts.netloc}.items())
     names = ";".join(name for name, _ in signed)
-    canonical = "\n".join(["GET", parts.path, "", *(f"{name}:{value}" for name, value in signed), "", names, no_body])
+    lines = [f"{name}:{value}" for name, value in signed]
+    canonical = "\n".join(["GET", parts.path, parts.query, *lines, "", names, no_body])
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"
     text = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(canonical.encode()).hexdigest()])
     key = f"AWS4{credentials.secret}".encode()
@@ -141,48 +129,52 @@ def signature_headers(
     return {**own, "Authorization": f"AWS4-HMAC-SHA256 {credential},SignedHeaders={names},Signature={signature}"}
 
 
-def list_keys(bucket: Bucket, prefix: str, patience: Patience, traffic: Traffic) -> list[str]:
-    """The keys of all objects below a prefix that ends at a `/`, by name; SourceError for a prefix without any."""
-    import pyarrow.fs as fs  # 0.6 s, for those who need it
-
-    place = urlsplit(bucket.endpoint)
-    credentials = None if bucket.is_anonymous else _credentials(bucket)
-    identity: dict[str, Any] = {"anonymous": True}
-    if credentials is not None:
-        session = credentials.session or None
-        identity = {"access_key": credentials.key, "secret_key": credentials.secret, "session_token": session}
-    filesystem = fs.S3FileSystem(
-        endpoint_override=place.netloc,
-        scheme=place.scheme,
-        region=bucket.region,
-        connect_timeout=patience.timeout_seconds,
-        request_timeout=patience.timeout_seconds,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),  # ours follow, and say what happened
-        **identity,
-    )
-    selector = fs.FileSelector(f"{bucket.name}/{prefix}".rstrip("/"), recursive=True)
-
-    def attempt() -> list[str]:
-        traffic.count(requests=1)  # and one more a thousand names, which the library does not tell
-        try:
-            found = filesystem.get_file_info(selector)
-        except OSError as error:
-            raise _failed_listing(error) from None
-        return sorted(info.path.removeprefix(f"{bucket.name}/") for info in found if info.type == fs.FileType.File)
-
-    what = f"s3://{bucket.name}/{prefix} at {bucket.endpoint}"
-    return with_retries(patience, what, "a list of objects", ADVICE.network, attempt)
+def list_objects(bucket: Bucket, prefix: str, web: Web) -> list[S3File]:
+    """All objects below a prefix that ends at a `/`, by name; SourceError where there is none."""
+    below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+    what = f"the list of objects of s3://{bucket.name}/{below}"
+    found: list[S3File] = []
+    token = ""
+    for _ in range(MAX_PAGES):
+        asked = {"list-type": "2", "prefix": below, **({"continuation-token": token} if token else {})}
+        query = urlencode(sorted(asked.items()), quote_via=quote, safe="~")
+        answer = get(web, f"{bucket.endpoint.rstrip('/')}/{bucket.name}?{query}", what, MAX_PAGE_BYTES)
+        page, token = _parsed(answer.content, bucket, what)
+        found += page
+        if not token:
+            break
+    else:
+        raise SourceError(f"{what}: expected at most {MAX_PAGES:,} pages of names, found more. Name a smaller prefix.")
+    if not found:
+        raise SourceError(f"{what} at {bucket.endpoint}: expected at least one, found none. {ADVICE.missing}")
+    return sorted(found, key=lambda file: file.key)
 
 
-def _failed_listing(error: OSError) -> FailedTry:
-    """The library's error by the name of its kind: its own sentences may quote a request."""
-    if isinstance(error, FileNotFoundError):
-        return FailedTry("none", ADVICE.missing)
-    found = re.search(r"AWS Error ([A-Z_]+)(?: \(HTTP status (\d+)\))?", str(error))
-    name, status = (found[1], int(found[2] or 0)) if found else ("no answer", 0)
-    cause = f"HTTP {status} ({name})" if status else name
-    if name in REFUSALS or status in (401, 403):
-        return FailedTry(cause, ADVICE.forbidden)
-    if name.startswith("NO_SUCH") or status == 404:
-        return FailedTry(cause, ADVICE.missing)
-    return FailedTry(cause, may_pass=name in PASSING_ERRORS or status in (408, 429) or status >= 500)
+def _parsed(content: bytes, bucket: Bucket, what: str) -> tuple[list[S3File], str]:
+    """The objects on a page of the listing, and how the next page is asked for, if there is one."""
+    try:
+        page = ElementTree.fromstring(content)
+        for element in page.iter():
+            element.tag = element.tag.rpartition("}")[2]  # servers differ in the namespace
+        if page.tag != "ListBucketResult":
+            raise ValueError(page.tag)
+        entries = [(_text(entry, "Key"), _text(entry, "Size"), _text(entry, "ETag")) for entry in page.iter("Contents")]
+        files = [
+            S3File(bucket=bucket, key=key, size_bytes=int(size), etag=etag.strip('"'))
+            for key, size, etag in entries
+            if not key.endswith("/")  # what stands for a folder
+        ]
+        is_cut = _text(page, "IsTruncated") == "true"
+        return files, _text(page, "NextContinuationToken") if is_cut else ""
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # LookupError: an encoding that nobody knows
+        raise SourceError(
+            f"{what}: expected a ListBucketResult with the key, size and ETag of each object, found {content[:40]!a}"
+            f" ({str(error)[:60]!a}). {ADVICE.network}"
+        ) from error
+
+
+def _text(element: ElementTree.Element, name: str) -> str:
+    text = element.findtext(name)
+    if not text:
+        raise ValueError(f"no {name}")
+    return text

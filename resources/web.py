@@ -27,6 +27,8 @@ FIRST_WAIT_SECONDS = 1.0  # doubled with every try
 JITTER = 0.25  # the share of a wait that is left to chance, so that many readers do not come back at once
 MIN_BYTES_PER_SECOND = 10_000  # a body that comes slower than this, beyond the time-out, is given up
 READ_BYTES = 1 << 20
+MAX_PAGE_BYTES = 64_000_000  # of a listing
+MAX_PAGES = 10_000
 
 OWN_CHANCE = random.Random()  # a draw from the shared generator would change what a program that seeds it sees
 
@@ -65,17 +67,25 @@ class Advice:
 
 @dataclass
 class Traffic:
-    """Requests and bytes of bodies so far, those of failed tries included; counted from several threads."""
+    """What was asked for so far and came, counted from several threads; a part's also counts in what it is part of.
 
+    A try is a request and one more for each redirect; bytes are those of bodies, of failed tries too.
+    """
+
+    num_tries: int = 0
     num_requests: int = 0
     num_bytes: int = 0
+    part_of: "Traffic | None" = field(default=None, repr=False, compare=False)
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
-    def count(self, *, requests: int = 0, num_bytes: int = 0) -> None:
-        """Add to both."""
+    def count(self, *, tries: int = 0, requests: int = 0, num_bytes: int = 0) -> None:
+        """Add to all three."""
         with self._lock:
+            self.num_tries += tries
             self.num_requests += requests
             self.num_bytes += num_bytes
+        if self.part_of is not None:
+            self.part_of.count(tries=tries, requests=requests, num_bytes=num_bytes)
 
 
 def as_anyone(url: str, headers: Mapping[str, str]) -> Mapping[str, str]:
@@ -94,6 +104,19 @@ class Web:
     patience: Patience = field(default_factory=Patience)
     identify: Callable[[str, Mapping[str, str]], Mapping[str, str]] = field(default=as_anyone, repr=False)
     traffic: Traffic = field(default_factory=Traffic)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ETagged:
+    """A file whose bytes are named by the ETag that they come with."""
+
+    size_bytes: int
+    etag: str
+
+    @property
+    def content(self) -> str:
+        """What the bytes are called."""
+        return f"etag:{self.etag}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +256,7 @@ def _ask(web: Web, url: str, wanted_range: str | None, max_bytes: int) -> Answer
     for name, value in web.identify(url, headers_of_range).items():
         request.add_unredirected_header(name, value)
     redirects = _Redirects(web.traffic)
-    web.traffic.count(requests=1)
+    web.traffic.count(tries=1, requests=1)
     # What the library says is not quoted: it may hold the signed URL of a redirect.
     try:
         with build_opener(redirects).open(request, timeout=web.patience.timeout_seconds) as response:

@@ -3,7 +3,8 @@
     Hub   (any data set) /api/datasets/ORG/NAME/revision/REV, …/tree/COMMIT/FOLDER, /datasets/ORG/NAME/resolve/COMMIT/FILE; what is
           resolved is sent on to /store/SHA256?X-Signature=…, as large files are
     web   /files/FILE
-    S3    /bucket?list-type=2&prefix=…, /bucket/FILE
+    S3    /bucket?list-type=2&prefix=…&continuation-token=…, /bucket/FILE; who signs is held to the secret's signature,
+          who does not is taken for anyone, whom a private bucket refuses
 
 A fault is a function of the handler and of a whole answer: it sends another one. Each is used up by one request for
 bytes, unless it lasts for a path. Every request is logged with what it asked for, who asked, and how many bytes of a body it was sent.
@@ -11,6 +12,7 @@ bytes, unless it lasts for a path. Every request is logged with what it asked fo
 
 import contextlib
 import hashlib
+import hmac
 import http.server
 import json
 import re
@@ -30,7 +32,8 @@ REPOSITORY = "someone/corpus"  # as good as any
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SIGNATURE = "X-Signature=sentinelsignature"
 BUCKET = "bucket"
-PAGE = 2  # names on a page of the Hub's listing
+PAGE = 2  # names on a page of a listing
+REGION = "us-east-1"
 
 
 @dataclass
@@ -65,8 +68,14 @@ class FileServer:
     folder: Path
     url: str = ""
     store_url: str = ""  # another host name for the same server: where resolved files are sent on to
+    models: dict[str, Path] = field(
+        default_factory=dict
+    )  # files of model repositories, by "ORG/NAME/resolve/COMMIT/FILE"
     commits: dict[str, str] = field(default_factory=lambda: {"main": COMMIT})
+    secrets: dict[str, str] = field(default_factory=dict)  # of the bucket's readers, by key id
+    is_private: bool = False  # whether the bucket is closed to whoever does not sign
     faults: list[Fault] = field(default_factory=list)
+    aim: Callable[[str, str], bool] | None = None  # by path and range: whom the faults are for, if not all for bytes
     lasting: dict[str, Fault] = field(default_factory=dict)  # by the end of a path
     log: list[Request] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -75,11 +84,11 @@ class FileServer:
         """The requests that were sent bytes of files."""
         return [one for one in self.log if one.range and one.method == "GET"]
 
-    def fault_of(self, path: str, is_data: bool) -> Fault | None:
-        """What goes wrong with this request: what always does with that path, else the next of the faults for bytes."""
+    def fault_of(self, path: str, is_meant: bool) -> Fault | None:
+        """What goes wrong with this request: what always does with that path, else the next of the faults, if it is meant."""
         with self.lock:
             lasting = [fault for name, fault in self.lasting.items() if path.endswith(name)]
-            return lasting[0] if lasting else self.faults.pop(0) if self.faults and is_data else None
+            return lasting[0] if lasting else self.faults.pop(0) if self.faults and is_meant else None
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -95,8 +104,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
         answer = self.answer(path)
+        aim = self.server_of_files.aim
         is_data = self.command == "GET" and answer.status in (200, 206) and "ETag" in answer.headers
-        fault = self.server_of_files.fault_of(path, is_data)
+        is_meant = is_data if aim is None else aim(path, self.headers.get("Range", ""))
+        fault = self.server_of_files.fault_of(path, is_meant)
         changed = fault(self, answer) if fault is not None else answer
         if changed is not None:
             self.send(changed)
@@ -133,9 +144,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return _missing("EntryNotFound")
             location = f"{files.store_url}/store/{found[2]}?{SIGNATURE}"
             return Answer(302, b"", {"Location": location, "X-Linked-Etag": f'"{_sha256(target)}"'})
-        if found := re.fullmatch(rf"/(?:files|store|{BUCKET})/(.+)", path):
+        if path.removeprefix("/") in files.models:
+            return self.bytes_of(files.models[path.removeprefix("/")])
+        if found := re.fullmatch(r"/(?:files|store)/(.+)", path):
             return self.bytes_of(files.folder / found[1])
-        return self.objects() if path == f"/{BUCKET}" else _missing("EntryNotFound")
+        return self.of_bucket(path.removeprefix("/").partition("/"))
 
     def tree(self, commit: str, folder: str) -> Answer:
         """A page of the listing; the next one is named as the Hub names it, by its own host."""
@@ -149,25 +162,73 @@ class Handler(http.server.BaseHTTPRequestHandler):
         answer.headers |= {"Link": link} if start + PAGE < len(paths) else {}
         return answer
 
+    def of_bucket(self, place: tuple[str, str, str]) -> Answer:
+        bucket, _, key = place
+        if bucket != BUCKET:
+            return _error(404, "NoSuchBucket")
+        if refusal := self.refusal():
+            return _error(403, refusal)
+        if not key:
+            return self.objects()
+        path = self.server_of_files.folder / key
+        return self.bytes_of(path) if path.is_file() else _error(404, "NoSuchKey")
+
+    def refusal(self) -> str:
+        """Why S3 refuses whoever asks, if it does: the signature is counted again from what was received."""
+        files = self.server_of_files
+        authorization = self.headers.get("Authorization", "")
+        if not authorization:
+            return "AccessDenied" if files.is_private else ""
+        found = re.fullmatch(
+            r"AWS4-HMAC-SHA256 Credential=([^/]+)/(\d{8})/([^/]+)/s3/aws4_request, ?"
+            r"SignedHeaders=([a-z0-9;-]+), ?Signature=([0-9a-f]{64})",
+            authorization,
+        )
+        if found is None or found[1] not in files.secrets:
+            return "InvalidAccessKeyId"
+        key, day, region, names, signature = found.groups()
+        stamp = self.headers["x-amz-date"]
+        wanted = {"host", "x-amz-date", "x-amz-content-sha256"} | ({"range"} & {n.lower() for n in self.headers})
+        if region != REGION or not stamp.startswith(day) or not wanted <= set(names.split(";")):
+            return "AuthorizationHeaderMalformed"
+        path, _, query = self.path.partition("?")
+        pairs = sorted(urllib.parse.parse_qsl(query, keep_blank_values=True))
+        parts = ["&".join(f"{_quoted(name)}={_quoted(value)}" for name, value in pairs)]
+        parts += [f"{name}:{' '.join(self.headers[name].split())}" for name in names.split(";")]
+        request = "\n".join([self.command, path, *parts, "", names, self.headers["x-amz-content-sha256"]])
+        scope = f"{day}/{region}/s3/aws4_request"
+        text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
+        secret = b"AWS4" + files.secrets[key].encode()
+        for part in (*scope.split("/"), text):
+            secret = hmac.new(secret, part.encode(), hashlib.sha256).digest()
+        return "" if secret.hex() == signature else "SignatureDoesNotMatch"
+
     def objects(self) -> Answer:
+        """A page of the bucket's keys, in the order of their bytes; the next one is asked for by a token."""
         query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
         base, prefix = self.server_of_files.folder, query.get("prefix", [""])[0]
-        keys = [path.relative_to(base).as_posix() for path in sorted(base.rglob("*")) if path.is_file()]
+        assert query["list-type"] == ["2"]
+        keys = sorted((path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()), key=str.encode)
+        keys = [key for key in keys if key.startswith(prefix)]
+        start = int(query.get("continuation-token", ["+/=0"])[0].removeprefix("+/="))
         entries = "".join(
-            f"<Contents><Key>{escape(key)}</Key><Size>{(base / key).stat().st_size}</Size>"
-            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
-            for key in keys
-            if key.startswith(prefix)
+            f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+            f"<ETag>&quot;{_etag(base / key)}&quot;</ETag><Size>{(base / key).stat().st_size}</Size></Contents>"
+            for key in keys[start : start + PAGE]
         )
-        count = entries.count("<Contents>")
-        body = f"<ListBucketResult><KeyCount>{count}</KeyCount><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
-        return Answer(200, f'<?xml version="1.0"?>{body}'.encode(), {"Content-Type": "application/xml"})
+        more = start + PAGE < len(keys)
+        token = f"<NextContinuationToken>+/={start + PAGE}</NextContinuationToken>" if more else ""
+        about = f"<Name>{BUCKET}</Name><IsTruncated>{str(more).lower()}</IsTruncated>{token}"
+        return _xml(
+            200,
+            f'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{about}{entries}</ListBucketResult>',
+        )
 
     def bytes_of(self, path: Path) -> Answer:
         if not path.is_file():
             return _missing("NoSuchKey")
         content = path.read_bytes()
-        headers = {"ETag": f'"md5-{hashlib.md5(content).hexdigest()}"', "Last-Modified": formatdate(0, usegmt=True)}
+        headers = {"ETag": f'"{_etag(path)}"', "Last-Modified": formatdate(0, usegmt=True)}
         found = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if not found:
             return Answer(200, content, headers)
@@ -194,6 +255,22 @@ def _entry(path: Path, base: Path) -> dict[str, object]:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _etag(path: Path) -> str:
+    return f"md5-{hashlib.md5(path.read_bytes()).hexdigest()}"
+
+
+def _quoted(text: str) -> str:
+    return urllib.parse.quote(text, safe="-_.~")
+
+
+def _xml(status: int, body: str) -> Answer:
+    return Answer(status, f'<?xml version="1.0" encoding="UTF-8"?>{body}'.encode(), {"Content-Type": "application/xml"})
+
+
+def _error(status: int, code: str) -> Answer:
+    return _xml(status, f"<Error><Code>{code}</Code><Message>{SIGNATURE}</Message></Error>")
 
 
 def _json(value: object) -> Answer:
@@ -290,4 +367,5 @@ def dripping(handler: Handler, answer: Answer) -> None:
 
 def changed(_: Handler, answer: Answer) -> Answer:
     """The bytes of a file that is now another one."""
-    return Answer(answer.status, answer.body, answer.headers | {"ETag": '"other"'})
+    name = "X-Linked-Etag" if "X-Linked-Etag" in answer.headers else "ETag"
+    return Answer(answer.status, answer.body, answer.headers | {name: '"other"'})

@@ -4,6 +4,7 @@ The law: whatever happens on the way, the tables are those of the local files, o
 """
 
 import hashlib
+import json
 import pickle
 import random
 import threading
@@ -21,7 +22,7 @@ import resources.web
 from resources.artifact_store import ArtifactStore
 from resources.listings import Pool, PoolFolder, PoolInBucket, PoolOfUrls, PoolOnHub
 from resources.readers import Network
-from resources.row_group_source import SourceFile, list_files, listing_fingerprint, read_row_groups
+from resources.row_group_source import SourceFile, list_files, list_with_cost, listing_fingerprint, read_row_groups
 from resources.s3 import Bucket
 from resources.web import Patience
 from training_io.errors import RecipeError, SourceError
@@ -56,6 +57,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     with serving_files(folder) as one:
+        one.secrets, one.is_private = {SECRETS[1]: SECRETS[2]}, True
         monkeypatch.setenv("HF_ENDPOINT", one.url)
         monkeypatch.setenv("HF_TOKEN", SECRETS[0])
         names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -140,9 +142,33 @@ def test_requests_and_bytes_are_counted_as_the_server_sees_them(
     read(list_files([pool_at(place, server)], network), network)
     assert not server.faults
     assert network.traffic.num_requests == len(server.log)
-    bodies = sum(one.sent for one in server.log)
-    listed = sum(one.sent for one in server.log if "list-type" in one.path)
-    assert network.traffic.num_bytes == bodies - listed  # which the S3 library does not tell
+    assert network.traffic.num_bytes == sum(one.sent for one in server.log)
+    assert network.traffic.num_tries == len(server.log) - sum(one.status == 302 for one in server.log)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_listings_footers_and_row_groups_are_counted_apart(place: str, server: FileServer, network: Network) -> None:
+    files, cost = list_with_cost([pool_at(place, server)], network)
+    is_footer = [one.range != "bytes=-8" and bool(one.range) for one in server.log]
+    for traffic, wanted in ((cost.names, False), (cost.footers, True)):
+        own = [one for one, footer in zip(server.log, is_footer, strict=True) if footer is wanted]
+        assert own
+        assert (traffic.num_requests, traffic.num_bytes) == (len(own), sum(one.sent for one in own))
+    server.log.clear()
+    fetched = [one for one, _ in read_row_groups(files[0], [3, 0, 1], COLUMNS, network)]
+    assert [one.row_group for one in fetched] == [3, 0, 1]
+    for one in fetched:
+        assert one.traffic.num_tries == len(one.ranges) > 0
+        assert one.traffic.num_bytes == sum(end - start for start, end in one.ranges)
+    assert sum(one.traffic.num_requests for one in fetched) == len(server.log)
+    again = list_with_cost([pool_at(place, server)], network)[1]
+    assert again.footers.num_requests == 0
+    assert again.names.num_requests == cost.names.num_requests
+    records = [
+        json.loads(path.read_text())["source"] for path in network.store.root.glob("source_footers/*/*/run.json")
+    ]
+    assert sum(record["requests"] for record in records) == cost.footers.num_requests
+    assert sum(record["bytes_fetched"] for record in records) == cost.footers.num_bytes
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -333,8 +359,34 @@ def test_a_bucket_is_read_with_credentials_of_the_environment_or_with_none(
     with pytest.raises(RecipeError, match="expected credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
         list_files([pool_at("s3", server)], network)
     server.log.clear()
+    with pytest.raises(SourceError, match=r"the list of objects of s3://bucket/set/.*HTTP 403 Forbidden in one try"):
+        list_files([pool_at("s3", server, is_anonymous=True)], network)
+    server.is_private = False
     read(list_files([pool_at("s3", server, is_anonymous=True)], network), network)
     assert {one.authorization for one in server.log} == {""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "secret", "parts"),
+    [
+        ({"name": "another"}, SECRETS[2], ("HTTP 404 Not Found in one try", "Mend the bucket, the prefix")),
+        ({"region": "eu-west-1"}, SECRETS[2], ("HTTP 403 Forbidden in one try", "Set AWS_ACCESS_KEY_ID")),
+        ({}, "anothersecret", ("HTTP 403 Forbidden in one try", "Set AWS_ACCESS_KEY_ID")),
+    ],
+)
+def test_what_a_bucket_refuses_is_said_at_once(
+    changes: dict[str, str], secret: str, parts: tuple[str, ...], server: FileServer, network: Network,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    pool = pool_at("s3", server)
+    assert isinstance(pool, PoolInBucket)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    with pytest.raises(SourceError) as caught:
+        list_files([replace(pool, bucket=replace(pool.bucket, **changes))], network)
+    for part in parts:
+        assert part in str(caught.value)
+    no_secret_in(str(caught.value))
+    assert secret not in str(caught.value)
 
 
 def test_a_failed_connection_ends_the_waits_of_the_others(server: FileServer, tmp_path: Path) -> None:
@@ -366,7 +418,7 @@ def test_a_footer_that_comes_damaged_is_one_error_and_not_kept(
     place: str, server: FileServer, network: Network
 ) -> None:
     damaged = [lambda _, answer: file_server.Answer(206, b"x" * len(answer.body), answer.headers)] * 3
-    server.faults = ([file_server.none] * 3 if place != "hub" else []) + damaged
+    server.faults = ([file_server.none] * 3 if place == "web" else []) + damaged
     with pytest.raises(SourceError, match=r"expected the Parquet end mark b'PAR1', found b'xxxx'"):
         list_files([pool_at(place, server)], network)
     server.faults = []

@@ -67,7 +67,13 @@ def requested(answer: dg.SensorResult | dg.SkipReason) -> dg.SensorResult:
 
 
 def told(answer: dg.SensorResult) -> dict[str, Any]:
-    """What an answer's one observation of the source says."""
+    """What an answer's one observation of the source says, its costs aside."""
+    values = observed(answer)
+    return {name: value for name, value in values.items() if not name.endswith(("_requests", "_bytes"))}
+
+
+def observed(answer: dg.SensorResult) -> dict[str, Any]:
+    """All that an answer's one observation of the source says."""
     (observation,) = answer.asset_events
     assert isinstance(observation, dg.AssetObservation)
     assert observation.asset_key == dg.AssetKey("dataset_revision")
@@ -104,6 +110,18 @@ def test_a_pinned_source_tells_of_a_newer_revision_and_starts_nothing(server: Fi
     assert isinstance(again, dg.SkipReason)  # it was told once, and is the tick's reason from now on
     assert NEWER in str(again.skip_message)
     assert not [one for one in server.log if f"/tree/{NEXT}" in one.path or one.range]  # nothing of it is read
+
+
+def test_what_listing_cost_is_told_apart_from_the_footers(server: FileServer, corpus: Path) -> None:
+    recipe = recipe_at(corpus, "main")
+    first = observed(requested(tick(recipe)))
+    footers = [one for one in server.log if one.range or "/resolve/" in one.path]
+    names = [one for one in server.log if one not in footers]
+    assert len(footers) == 2 * 3  # each is sent on to the store
+    assert [first[f"footer_{what}"] for what in ("requests", "bytes")] == [6, sum(one.sent for one in footers)]
+    assert [first[f"listing_{what}"] for what in ("requests", "bytes")] == [len(names), sum(one.sent for one in names)]
+    again = observed(requested(tick(recipe)))
+    assert (again["listing_requests"], again["footer_requests"]) == (len(names), 0)  # which are known
 
 
 def test_a_pin_whose_branch_cannot_be_looked_up_is_read_all_the_same(server: FileServer, corpus: Path) -> None:

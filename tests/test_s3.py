@@ -3,8 +3,11 @@
 from datetime import UTC, datetime
 
 import pytest
+from loopback import answer, serving
 
-from resources.s3 import Bucket, Credentials, S3File, object_url, signature_headers
+from resources.s3 import Bucket, Credentials, S3File, bucket_web, list_objects, object_url, signature_headers
+from resources.web import Patience, Traffic
+from training_io.errors import SourceError
 
 # "Example: GET Object" of AWS's page on Signature Version 4 in the Authorization header.
 EXAMPLE = Credentials(key="AKIAIOSFODNN7EXAMPLE", secret="wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", session="")
@@ -55,3 +58,42 @@ def test_keys_are_written_as_the_signature_wants_them(key: str, path: str) -> No
     file = S3File(bucket=bucket, key=key, size_bytes=1, etag="x")
     assert file.url == object_url(bucket, key)
     assert file.place == f"s3://data/{key} at https://s3.example/"
+
+
+ENTRY = "<Contents><Key>{key}</Key><ETag>&quot;e&quot;</ETag><Size>7</Size></Contents>"
+PAGES = {  # of one page each
+    "no XML": "<html><br></html>",
+    "an encoding that nobody knows": '<?xml version="1.0" encoding="sentinel"?><ListBucketResult/>',
+    "another document": "<Error><IsTruncated>false</IsTruncated></Error>",
+    "an entry without an ETag": (
+        "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key><Size>1</Size></Contents>"
+        "</ListBucketResult>"
+    ),
+    "a size that is none": (
+        "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key><ETag>e</ETag><Size>x</Size>"
+        "</Contents></ListBucketResult>"
+    ),
+    "not whether there is more": "<ListBucketResult></ListBucketResult>",
+    "more without a token": "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
+}
+
+
+def listed(body: str) -> list[S3File]:
+    with serving() as server:
+        server.answers["/data"] = [answer(200, body.encode())]
+        bucket = Bucket(name="data", endpoint=server.url, region="us-east-1", is_anonymous=True)
+        return list_objects(bucket, "set", bucket_web(bucket, Patience(num_tries=1), Traffic()))
+
+
+def test_a_listing_leaves_out_what_stands_for_a_folder_and_reads_keys_as_written() -> None:
+    entries = "".join(ENTRY.format(key=key) for key in ("set/", "set/b&amp;ü 1", "set/a/", "set/a/x"))
+    found = listed(f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>")
+    assert [(file.key, file.size_bytes, file.etag) for file in found] == [("set/a/x", 7, "e"), ("set/b&ü 1", 7, "e")]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_that_is_no_list_of_objects_is_one_error(name: str) -> None:
+    with pytest.raises(
+        SourceError, match=r"the list of objects of s3://data/set/: expected a ListBucketResult .*found"
+    ):
+        listed(PAGES[name])

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import small_corpus
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from small_corpus import Built, build, sentences, write_corpus, write_recipe
 
-from pipeline_assets.report import MAX_PICTURE_BYTES
+from pipeline_assets.pictures import MAX_PICTURE_BYTES
 from pipeline_assets.sampled import (
     COLUMNS_NAME,
     EFFECTS_NAME,
@@ -110,6 +110,7 @@ def test_percentiles_are_those_of_the_sorted_values(rows) -> None:
 
 
 @given(rows_strategy, st.sampled_from([0.0, 1.0]))
+@example([(0.0, 1), (-1e-146, 1)], 0.0)  # no number of the grid lies between
 def test_thresholds_are_few_round_and_count_what_they_keep_exactly(rows, finest) -> None:
     counted = count_values(*arrays(rows))
     effects = list(measure_thresholds(*(np.asarray(column) for column in counted.columns), finest=finest))
@@ -387,7 +388,11 @@ def test_pictures_of_many_pools_and_strange_names_stay_small(tmp_path: Path) -> 
         for pool in pools
         for _ in range(9)
     ]
-    files = [{"pool": pool, "file": "f", "documents": 1} for pool in pools]
+    files = [
+        {"pool": pool, "file": f"$f$_{'x' * 90}_{number}", "documents": 1, "num_dumps": generator.randrange(99)}
+        for pool in pools
+        for number in range(9)
+    ]
     for name, rows in ((VALUES_NAME, curves), (NAMES_NAME, names), (FILES_NAME, files)):
         write_table(pa.Table.from_pylist(rows), tmp_path / name)
     write_pictures(tmp_path)
@@ -407,7 +412,7 @@ def test_a_source_of_texts_alone_shows_its_lengths_and_what_it_lacks(corpus: Pat
     assert "column language" in shown["sampled_languages"].text
     assert "int_score" in shown["sampled_int_scores"].text
     assert "language_score, score or int_score" in shown["score_thresholds"].text
-    assert {"kept_by_score", "text_lengths", "documents_by_dump"} & shown.keys() == {"text_lengths"}
+    assert {"kept_by_score", "text_lengths", "documents_by_dump", "dumps_by_file"} & shown.keys() == {"text_lengths"}
 
 
 def test_real_rows_are_counted_as_by_hand(sample_data: Path, tmp_path: Path) -> None:
