@@ -16,7 +16,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline_assets.corpus import Corpus
-from pipeline_assets.duplicates import BY_PAIR_NAME, EVIDENCE_NAME, EXAMPLES_NAME, LARGEST_NAME, write_duplicates
+from pipeline_assets.duplicates import (
+    BY_PAIR_NAME,
+    DUPLICATES_PICTURES,
+    EVIDENCE_NAME,
+    EXAMPLES_NAME,
+    LARGEST_NAME,
+    write_duplicates,
+)
+from pipeline_assets.pictures import bar_picture
 from pipeline_assets.recipe import MAX_STEPS_PER_FAN_OUT, ReferenceFile, TokenizerSample
 from pipeline_assets.reference_hits import (
     BOILERPLATE_NAME,
@@ -30,7 +38,7 @@ from pipeline_assets.reference_hits import (
     search_unit,
     some_of_each_set,
 )
-from pipeline_assets.report import asset_metadata, bar_picture, picture_metadata, rows_metadata, table_metadata
+from pipeline_assets.report import asset_metadata, files_metadata, pictures_metadata, rows_metadata, table_metadata
 from pipeline_assets.schemas import Clusters, ReferenceHits, arrow_schema, validated
 from pipeline_assets.signatures import DOC_IDS, KEY_ROWS, KEYS, REFERENCE_PREFIX
 from pipeline_assets.source import document_coordinates, pool_names
@@ -38,6 +46,7 @@ from pipeline_assets.stripes import (
     Sealed,
     Stage,
     Task,
+    build_each,
     graph_spec,
     mapped_op,
     planning_op,
@@ -66,7 +75,7 @@ from resources.artifact_store import ArtifactRef, unit_inputs
 from resources.tables import write_array, write_table
 from training_io.hashing import derive_seed, keyed_hash
 
-CLUSTERS_VERSION = 4
+CLUSTERS_VERSION = 5
 EDGES, DUMP_EDGES, HITS = "edges.npy", "edges_within_dumps.npy", "reference_hits.npy"
 BUCKET_PREFIX = "bucket-"
 LEFT = "documents_left_unverified"  # counted once for each band that they share with too many
@@ -113,7 +122,11 @@ def plan_buckets(
 
 def build_buckets(stage: Stage, task: Task) -> list[ArtifactRef]:
     """Sort each bucket and write its edges and reference hits; search units for runs of words."""
-    return [_build_bucket(stage, unit) if isinstance(unit, Bucket) else search_unit(stage, unit) for unit in task.units]
+
+    def build_unit(unit: Any) -> ArtifactRef:
+        return _build_bucket(stage, unit) if isinstance(unit, Bucket) else search_unit(stage, unit)
+
+    return build_each(stage, task, build_unit)
 
 
 def _build_bucket(stage: Stage, bucket: Bucket) -> ArtifactRef:
@@ -263,7 +276,7 @@ def _metadata(stage: Stage, ref: ArtifactRef, parts: list[ArtifactRef], units: l
         **table_metadata(Clusters, counts["documents"], stage.sample(ref, slice_name(units[0].unit))),
         "removed_share_of_documents": removed / max(1, counts["documents"]),
         "removed_share_of_bytes": counts["removed_bytes"] / max(1, counts["text_bytes"]),
-        "cluster_sizes": picture_metadata((folder / PICTURE_NAME).read_bytes(), "clusters by number of documents"),
+        **pictures_metadata(folder, {"cluster_sizes": "clusters by number of documents", **DUPLICATES_PICTURES}),
         "removed_by_pool": rows_metadata([{"pool": name, **row} for name, row in counts["removed_by_pool"].items()]),
         "removed_by_pool_and_kept_pool": rows_metadata([row for row in by_pair if row["by"] == "pool"][:20]),
         "removed_by_dump_and_kept_dump": rows_metadata([row for row in by_pair if row["by"] == "dump"][:20]),
@@ -272,7 +285,7 @@ def _metadata(stage: Stage, ref: ArtifactRef, parts: list[ArtifactRef], units: l
         "reference_hits_by_set": rows_metadata([{"set": name, **row} for name, row in counts["references"].items()]),
         "reference_hits": rows_metadata(some_of_each_set(stage.table(ref, HITS_NAME), 5)),
         "boilerplate_ngrams": rows_metadata(stage.table(ref, BOILERPLATE_NAME).slice(0, 20).to_pylist()),
-        **{f"{path.stem}_file": dg.MetadataValue.path(str(path)) for path in (folder / name for name in TABLES)},
+        **files_metadata(*(folder / name for name in TABLES)),
     }
 
 
@@ -314,7 +327,8 @@ def _write_clusters(
         **{name: sum(part.counts[name] for part in buckets) for name in VERIFIED if name in buckets[0].counts},
     }
     labels, numbers = zip(*counts["cluster_sizes"], strict=True)
-    picture = bar_picture("Clusters by number of documents", "clusters of this size", labels, numbers)
+    title, of = "Clusters by number of documents", "clusters of this size (logarithmic)"
+    picture = bar_picture(title, of, "documents in a cluster", labels, numbers, log_x=True)
     (folder / PICTURE_NAME).write_bytes(picture)
     return counts
 

@@ -6,6 +6,7 @@ place are read again for their exact similarity.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline_assets.corpus import Corpus
+from pipeline_assets.pictures import MAX_CELLS, heatmap_picture
 from pipeline_assets.schemas import (
     Contract,
     Evidence,
@@ -28,6 +30,7 @@ from pipeline_assets.transforms.clusters import EXACT_DUPLICATE, NEAR_DUPLICATE,
 from pipeline_assets.transforms.duplicates import (
     all_pairs,
     clusters_by_spread,
+    cross_table,
     example_pairs,
     largest_clusters,
     members_by_cluster,
@@ -41,6 +44,10 @@ EVIDENCE_NAME = "evidence.parquet"
 EXAMPLES_NAME = "example_pairs.parquet"
 LARGEST_NAME = "largest_clusters.parquet"
 BY_PAIR_NAME = "removed_by_pair.parquet"
+DUPLICATES_PICTURES = {
+    "duplicates_by_pool": "documents removed, by their pool and that of the document kept",
+    "duplicates_by_dump": "documents removed, by their crawl and that of the document kept",
+}
 
 I64 = npt.NDArray[np.int64]
 
@@ -54,7 +61,10 @@ NUM_NAMED = 3
 def write_duplicates(
     corpus: Corpus, decisions: Decisions, pool_of: I64, pools: list[str], folder: Path
 ) -> dict[str, Any]:
-    """Write the four tables below a folder; the counts that they come to. `pool_of` numbers each document's pool."""
+    """Write the four tables below a folder, and pictures of them; the counts that they come to.
+
+    `pool_of` numbers each document's pool.
+    """
     removed = np.flatnonzero(np.isin(decisions.reason, [EXACT_DUPLICATE, NEAR_DUPLICATE]))
     pairs = np.column_stack([removed, decisions.kept[removed]])
     jaccard, bands = corpus.similarities(pairs), corpus.shared_bands(pairs)
@@ -67,6 +77,9 @@ def write_duplicates(
         (by, *row) for by, (codes, listed) in names.items() for row in pair_table(*codes[pairs].T, num_bytes, listed)
     ]
     _write_rows(RemovedByPair, by_pair, folder / BY_PAIR_NAME)
+    for by, what in (("pool", "pool"), ("dump", "crawl")):
+        if picture := duplicates_picture([row[1:4] for row in by_pair if row[0] == by], what):
+            (folder / f"duplicates_by_{by}.png").write_bytes(picture)
     keys = keyed_hash(corpus.doc_ids[removed], derive_seed(corpus.stage.recipe.seed, "examples"))
     chosen = example_pairs(jaccard, keys, EXAMPLES_PER_RANGE)
     _write(ExamplePairs, _examples(corpus, pairs[chosen], jaccard[chosen], bands[chosen]), folder / EXAMPLES_NAME)
@@ -79,6 +92,16 @@ def write_duplicates(
         "clusters_over_several_dumps": over,
         "removed_by_pool": _by_pool(removed, pool_of, corpus.text_bytes, pools),
     }
+
+
+def duplicates_picture(counted: Sequence[tuple[str, str, int]], what: str) -> bytes | None:
+    """PNG of (name of the document removed, name of the one kept, documents); None where all have one name."""
+    names, table = cross_table(counted, MAX_CELLS)
+    if len(names) < 2:
+        return None
+    shown = [name or "(none)" for name in names]
+    title = f"Duplicates removed, by {what}"
+    return heatmap_picture(title, f"{what} of the document kept", f"{what} of the one removed", shown, shown, table)
 
 
 def _evidence(

@@ -1,6 +1,6 @@
 """What the page of packing_stats shows: other ways of laying the same documents into rows, in tables and plots.
 
-In: the plans of a token_shards artifact. Out: a file of tables and four pictures, then metadata of them. Promise: what
+In: the plans of a token_shards artifact. Out: a file of tables and five pictures, then metadata of them. Promise: what
 is compared is counted on the same documents; a row that packs fewer of them says how many. Nothing is decided here.
 """
 
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline_assets.report import bar_picture, line_picture, picture_metadata, rows_metadata
+from pipeline_assets.pictures import bar_picture, histogram_picture, line_picture, scatter_picture
+from pipeline_assets.report import files_metadata, pictures_metadata, rows_metadata
 from pipeline_assets.transforms.utilisation import (
     ConcatenatedLayout,
     Layout,
@@ -27,8 +28,15 @@ from training_io.packing import STRATEGIES, STREAMING, pack
 from training_io.plan import Plan
 
 TABLES_NAME = "stats.json"
-UTILISATION_NAME, ROW_LENGTHS_NAME = "utilisation.png", "row_lengths.png"
-WINDOWS_NAME, LENGTHS_NAME = "windows.png", "lengths.png"
+PICTURES = {
+    "utilisation": "utilisation by layout",
+    "waste_and_displacement": "waste against displacement, by strategy",
+    "row_lengths": "utilisation by row length",
+    "mixed_windows": "windows that hold several documents",
+    "document_lengths": "distribution of the lengths of documents, with quantiles",
+}
+MARKED = (0.1, 0.5, 0.9, 0.99)  # quantiles in the picture of lengths
+LENGTH_BINS = 40
 ROW_LENGTHS = (1_024, 2_048, 4_096, 8_192)
 MAX_PACKED_DOCUMENTS = 250_000  # elsewhere than at the recipe's limits, where the plan itself is shown
 ON_ARRIVAL, AHEAD = "oldest_first", "best_fit_decreasing"  # examples where the recipe's strategy is of the other kind
@@ -67,14 +75,16 @@ def write_layouts(folder: Path, plans: Sequence[Plan]) -> dict[str, Any]:
     }
     write_json(tables, folder / TABLES_NAME)
     names, shares = [layout.name for layout in own], [100 * layout.utilisation for layout in own]
+    share = "% of cells that hold a token"
     pictures = {
-        UTILISATION_NAME: bar_picture("Utilisation of rows by layout", "% of cells that hold a token", names, shares),
-        ROW_LENGTHS_NAME: _row_lengths_picture(by_length, plan.strategy),
-        WINDOWS_NAME: _windows_picture(by_length),
-        LENGTHS_NAME: _lengths_picture(lengths),
+        "utilisation": bar_picture("Utilisation of rows by layout", share, "layout", names, shares),
+        "waste_and_displacement": _waste_picture(tables["strategies"]),
+        "row_lengths": _row_lengths_picture(by_length, plan.strategy),
+        "mixed_windows": _windows_picture(by_length),
+        "document_lengths": _lengths_picture(lengths),
     }
     for name, picture in pictures.items():
-        (folder / name).write_bytes(picture)
+        (folder / f"{name}.png").write_bytes(picture)
     return {f"{layout.name}_utilisation": layout.utilisation for layout in own}
 
 
@@ -83,10 +93,8 @@ def layouts_metadata(folder: Path) -> dict[str, Any]:
     tables = {name: rows for name, rows in read_json(folder / TABLES_NAME).items() if name != "all_layouts"}
     return {
         **{name: rows_metadata([_for_reading(row) for row in rows]) for name, rows in tables.items()},
-        "utilisation": picture_metadata((folder / UTILISATION_NAME).read_bytes(), "utilisation by layout"),
-        "row_lengths": picture_metadata((folder / ROW_LENGTHS_NAME).read_bytes(), "utilisation by row length"),
-        "mixed_windows": picture_metadata((folder / WINDOWS_NAME).read_bytes(), "windows that hold several documents"),
-        "document_lengths": picture_metadata((folder / LENGTHS_NAME).read_bytes(), "document lengths"),
+        **pictures_metadata(folder, PICTURES),
+        **files_metadata(folder / TABLES_NAME),
         "note": "High utilisation proves nothing about meaning: the checks on pairs, targets and isolation do.",
         "hours_of_padding": "On the page of varlen_training_run, from the tokens a second that it measured.",
     }
@@ -269,6 +277,15 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
+def _waste_picture(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    return scatter_picture(
+        "Waste and displacement by strategy",
+        "x: mean displacement, packs (logarithmic above 1)",
+        "y: waste, % of slots (logarithmic above 0.1)",
+        {row["strategy"]: (row["mean_displacement"], 100 * row["waste"]) for row in rows},
+    )
+
+
 def _row_lengths_picture(by_length: Sequence[Sequence[Layout]], strategy: str) -> bytes:
     row_lengths = [layouts[0].row_len for layouts in by_length]
     lines = [*zip(*(layouts[:3] for layouts in by_length), strict=True)]
@@ -287,14 +304,26 @@ def _windows_picture(by_length: Sequence[Sequence[Layout]]) -> bytes:
     series = {
         label: ([row["row_length"] for row in rows], [100 * row[name] for row in rows]) for label, name in lines.items()
     }
-    return line_picture("Windows over all documents", "tokens a window", "%", series)
+    return line_picture("Windows over all documents", "tokens a window", "% of windows, tokens, documents", series)
 
 
 def _lengths_picture(lengths: I64) -> bytes:
-    ordered = np.sort(lengths)
-    at = np.unique(np.linspace(0, len(ordered) - 1, 200).astype(np.int64)) if len(ordered) else np.array([], np.int64)
-    shares = (at + 1) / max(len(ordered), 1) * 100
-    series: Mapping[str, tuple[Sequence[float], Sequence[float]]] = {
-        "documents of at most this length": (ordered[at].tolist(), shares.tolist())
-    }
-    return line_picture("Document lengths", "tokens (logarithmic)", "% of documents", series, log_x=True)
+    edges, shares, marks = length_histogram(lengths)
+    return histogram_picture("Lengths of documents", "tokens (logarithmic)", "% of documents", edges, shares, marks)
+
+
+def length_histogram(lengths: I64) -> tuple[list[int], list[float], dict[str, float]]:
+    """Edges, % of documents from each edge up to the next, and quantiles by name; the last edge is past the longest.
+
+    Edges are whole numbers on a logarithmic scale. A document of no token counts as one of a single token, which a
+    logarithmic axis can show.
+
+    >>> length_histogram(np.array([0, 1, 2, 2]))
+    ([1, 2, 3], [50.0, 50.0], {'10 %': 1.0, '50 %': 1.5, '90 %': 2.0, '99 %': 2.0})
+    """
+    values = np.maximum(lengths if len(lengths) else np.zeros(1, np.int64), 1)
+    edges = np.unique(np.rint(np.geomspace(values.min(), values.max() + 1, LENGTH_BINS + 1)).astype(np.int64))
+    counts, _ = np.histogram(values, edges)
+    shares = (100 * counts / max(len(lengths), 1)).tolist() if len(lengths) else [0.0] * len(counts)
+    marks = {f"{100 * share:.0f} %": float(np.quantile(values, share)) for share in MARKED}
+    return edges.tolist(), shares, marks

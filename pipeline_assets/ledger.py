@@ -3,6 +3,7 @@
 Promise: the rows add up to what the plan's steps compute. Without a mixture there is one stage: each document once.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,23 @@ import dagster as dg
 import numpy as np
 import pyarrow as pa
 
-from pipeline_assets.report import asset_metadata, line_picture, picture_metadata, rows_metadata, table_metadata
+from pipeline_assets.pictures import MAX_LINE_POINTS, grouped_bar_picture, line_picture
+from pipeline_assets.report import asset_metadata, files_metadata, pictures_metadata, rows_metadata, table_metadata
 from pipeline_assets.schemas import MixtureLedger, arrow_schema, validated
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
 from resources.artifact_store import ArtifactRef
 from resources.tables import write_table
-from training_io.ledger import cumulative_tokens, ledger_of
+from training_io.ledger import LedgerRow, cumulative_tokens, ledger_of
 from training_io.plan import Plan, load_plan
 from training_io.quota_invariants import largest_quota_errors
 
-LEDGER_VERSION = 1
-LEDGER_NAME, PICTURE_NAME = "ledger.parquet", "cumulative_tokens.png"
-PICTURED_POOLS, PICTURED_STEPS = 8, 200  # more make too large a picture
+LEDGER_VERSION = 2
+LEDGER_NAME = "ledger.parquet"
+PICTURES = {
+    "cumulative_tokens": "tokens read of each pool up to each step",
+    "quotas": "tokens of each pool in each stage, as the quota says and as they are read",
+}
+PICTURED_QUOTAS = 20  # of a stage and pool, the largest
 
 
 def build_ledger(stage: Stage, token_shards: ArtifactRef, packing_plan: ArtifactRef) -> Sealed:
@@ -33,7 +39,8 @@ def build_ledger(stage: Stage, token_shards: ArtifactRef, packing_plan: Artifact
         rows = ledger_of(plan)
         table = pa.Table.from_pylist([asdict(row) for row in rows], schema=arrow_schema(MixtureLedger))
         write_table(validated(MixtureLedger, table), folder / LEDGER_NAME)
-        (folder / PICTURE_NAME).write_bytes(_picture(plan))
+        (folder / "cumulative_tokens.png").write_bytes(_tokens_picture(plan))
+        (folder / "quotas.png").write_bytes(_quotas_picture(rows))
         return {
             "stages": len(dict.fromkeys(row.stage for row in rows)),
             "tokens": sum(row.tokens for row in rows),
@@ -55,17 +62,29 @@ def build_ledger(stage: Stage, token_shards: ArtifactRef, packing_plan: Artifact
         | table_metadata(MixtureLedger, table.num_rows, table)
         | {
             "ledger": rows_metadata(table.to_pylist()),
-            "cumulative_tokens": picture_metadata((folder / PICTURE_NAME).read_bytes(), "cumulative tokens by pool"),
+            **pictures_metadata(folder, PICTURES),
+            **files_metadata(folder / LEDGER_NAME),
         }
     )
     return Sealed(ref=ref, metadata=metadata)
 
 
-def _picture(plan: Plan) -> bytes:
-    steps = np.unique(np.linspace(0, max(plan.num_steps - 1, 0), min(plan.num_steps, PICTURED_STEPS)).astype(np.int64))
+def _tokens_picture(plan: Plan) -> bytes:
+    """A line a pool, that of most tokens first; it only rises, so a few hundred steps show it."""
+    steps = np.unique(np.linspace(0, plan.num_steps - 1, min(plan.num_steps, MAX_LINE_POINTS)).astype(np.int64))
     by_pool = sorted(cumulative_tokens(plan).items(), key=lambda item: -int(item[1][-1:].sum()))
-    series = {pool: ((steps + 1).tolist(), (tokens[steps] / 1e6).tolist()) for pool, tokens in by_pool[:PICTURED_POOLS]}
-    return line_picture("Cumulative tokens by pool", "step", "million tokens", series)
+    series = {pool: ((steps + 1).tolist(), tokens[steps].tolist()) for pool, tokens in by_pool}
+    return line_picture("Tokens read of each pool", "step", "tokens up to the step", series)
+
+
+def _quotas_picture(rows: Sequence[LedgerRow]) -> bytes:
+    """Quota and what is read, a stage and pool; those without either are left out."""
+    some = sorted((row for row in rows if row.quota_tokens or row.tokens), key=lambda row: -row.quota_tokens)
+    kept = {(row.stage, row.pool) for row in some[:PICTURED_QUOTAS]}
+    shown = [row for row in rows if (row.stage, row.pool) in kept]
+    title = "Quota and what is read, by stage" + (f": the {len(shown)} largest" if len(some) > len(shown) else "")
+    series = {"quota": [row.quota_tokens for row in shown], "read": [row.tokens for row in shown]}
+    return grouped_bar_picture(title, "tokens", [f"{row.stage}, {row.pool}" for row in shown], series, "stage, pool")
 
 
 @dg.asset(

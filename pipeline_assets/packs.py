@@ -62,6 +62,7 @@ def build_plan(stage: Stage, token_shards: ArtifactRef) -> Sealed:
         "splits": rows_metadata([{"split": name, **counts} for name, counts in splits.items()]),
         "balance": rows_metadata([_as_percent(row) for row in ref.counts["balance"]]),
         "train_utilisation": splits["train"]["utilisation"],
+        "train_waste": 1 - splits["train"]["utilisation"],
         "steps_a_pass": splits["train"]["steps"],
     }
     return Sealed(ref=ref, metadata=metadata)

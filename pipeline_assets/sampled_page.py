@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_assets.report import bar_picture, line_picture, picture_metadata, rows_metadata
+from pipeline_assets.pictures import bar_picture, line_picture
+from pipeline_assets.report import files_metadata, pictures_metadata, rows_metadata
 from pipeline_assets.sampled import (
     COLUMNS_NAME,
     EFFECTS_NAME,
@@ -20,13 +21,10 @@ from pipeline_assets.sampled import (
     NAMES_NAME,
     THRESHOLDS_NAME,
     VALUES_NAME,
-    Row,
-    Rows,
-    columns_of,
 )
 from pipeline_assets.stripes import Stage
 from pipeline_assets.transforms.arrays import F64, I64
-from pipeline_assets.transforms.lookup import excerpt
+from pipeline_assets.transforms.sampled_tables import Row, Rows, columns_of
 from resources.artifact_store import ArtifactRef
 from resources.tables import read_table
 
@@ -34,6 +32,7 @@ PICTURES = {
     "kept_by_score": "share of documents that a smallest score would keep",
     "text_lengths": "share of documents of at most so many characters",
     "documents_by_dump": "documents by crawl",
+    "dumps_by_file": "crawls in each file",
 }
 ABSENT = {
     "sampled_columns": "nothing was read",
@@ -44,7 +43,8 @@ ABSENT = {
     "score_thresholds": "no document that was read has a value in a column language_score, score or int_score",
     "filters": "the recipe has no reading.filters",
 }
-PICTURED_POOLS, PICTURED_POINTS, PICTURED_NAMES, LABEL_CHARACTERS = 8, 150, 16, 24  # more make too large a picture
+TABLES = (NAMES_NAME, VALUES_NAME, COLUMNS_NAME, FILES_NAME, THRESHOLDS_NAME, EFFECTS_NAME)
+PICTURED_POOLS, PICTURED_POINTS = 8, 150
 
 
 def write_pictures(folder: Path) -> None:
@@ -53,7 +53,9 @@ def write_pictures(folder: Path) -> None:
     documents = files.group_by("pool").aggregate([("documents", "sum")]).to_pylist()
     by_size = sorted(documents, key=lambda row: (-row["documents_sum"], row["pool"]))
     pools = [row["pool"] for row in by_size[:PICTURED_POOLS]]
-    dumps = _by_name(read_table(folder / NAMES_NAME), "dump")[:PICTURED_NAMES]
+    dumps = _by_name(read_table(folder / NAMES_NAME), "dump")
+    per_file = [row for row in files.to_pylist() if row["num_dumps"] is not None]
+    per_file.sort(key=lambda row: (-row["num_dumps"], row["pool"], row["file"]))
     scores = {pool: found for pool in pools if (found := _share_from(*columns_of(values, pool, "score")[:2]))}
     lengths = {pool: found for pool in pools if (found := _share_upto(*columns_of(values, pool, "characters")[:2]))}
     share = "% of documents"
@@ -61,13 +63,24 @@ def write_pictures(folder: Path) -> None:
         "kept_by_score": scores
         and line_picture("What a smallest score would keep", "smallest score", f"{share} with a score", scores),
         "text_lengths": lengths
-        and line_picture("Lengths of texts", "characters (logarithmic)", share, lengths, log_x=True),
+        and line_picture(
+            "Lengths of texts", "characters (logarithmic)", f"{share} at most so long", lengths, log_x=True
+        ),
         "documents_by_dump": dumps
         and bar_picture(
-            f"Documents by crawl, the largest {PICTURED_NAMES} at most",
+            "Documents by crawl, the largest first",
             "documents",
-            [_label(row["name"]) for row in dumps],
+            "crawl",
+            [row["name"] for row in dumps],
             [row["documents"] for row in dumps],
+        ),
+        "dumps_by_file": per_file
+        and bar_picture(
+            "Crawls in each file, the most first",
+            "crawls",
+            "file",
+            [f"{row['pool']}/{row['file'].removesuffix('.parquet')}" for row in per_file],
+            [row["num_dumps"] for row in per_file],
         ),
     }
     for name, picture in pictures.items():
@@ -89,11 +102,6 @@ def _share_upto(value: F64, documents: I64) -> Points | None:
 def _points(x: F64, share: F64) -> Points | None:
     shown = np.unique(np.linspace(0, len(x) - 1, min(len(x), PICTURED_POINTS)).astype(np.int64))
     return (x[shown].tolist(), (100 * share[shown]).tolist()) if len(x) else None
-
-
-def _label(name: str) -> str:
-    """A name that a picture can be given: matplotlib has not every letter, and reads what is between dollars."""
-    return excerpt(name.encode("ascii", "backslashreplace").decode(), LABEL_CHARACTERS).replace("$", r"\$")
 
 
 def _by_name(names: pa.Table, column: str) -> list[Row]:
@@ -131,11 +139,8 @@ def sampled_metadata(stage: Stage, ref: ArtifactRef) -> dict[str, Any]:
     return {
         **_dump_numbers(names, files),
         **{name: rows_metadata(rows) if rows else dg.MetadataValue.text(ABSENT[name]) for name, rows in tables.items()},
-        **{
-            name: picture_metadata((folder / f"{name}.png").read_bytes(), alternative)
-            for name, alternative in PICTURES.items()
-            if (folder / f"{name}.png").exists()
-        },
+        **pictures_metadata(folder, PICTURES),
+        **files_metadata(*(folder / name for name in TABLES)),
     }
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline_assets.report import interval_picture, picture_metadata, rows_metadata
+from pipeline_assets.pictures import interval_picture
+from pipeline_assets.report import files_metadata, pictures_metadata, rows_metadata
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage, units_in
 from pipeline_assets.transforms.arrays import located
@@ -33,7 +34,7 @@ from training_io.errors import StateMismatch
 from training_io.hashing import derive_seed
 from training_io.manifest import open_artifact
 
-SCURVE_VERSION = 3
+SCURVE_VERSION = 4
 SCURVE = "scurve"
 PAIRS_NAME, BINS_NAME, PICTURE_NAME = "pairs.parquet", "bins.json", "scurve.png"
 NUM_TEXTS = 600
@@ -138,7 +139,7 @@ def _picture(curve: ScurveMeasurement, params: MinHashParams) -> bytes:
     return interval_picture(
         f"{curve.num_pairs:,} planted near-copies, with 95 % intervals",
         "Jaccard similarity s",
-        "share flagged",
+        "share of pairs flagged",
         (f"1 - (1 - s^{params.rows_per_band})^{params.num_bands}", similarities.tolist(), formula.tolist()),
         (
             "measured",
@@ -174,9 +175,9 @@ def curve_of(stage: Stage, minhash_signatures: ArtifactRef) -> ArtifactRef:
 def curve_metadata(stage: Stage, curve: ArtifactRef) -> dict[str, Any]:
     """Picture, table and numbers for the asset's page."""
     folder = stage.folder(curve)
-    picture = (folder / PICTURE_NAME).read_bytes()
     return {
-        "scurve": picture_metadata(picture, "share of planted near-copies flagged, over the formula's curve"),
+        **pictures_metadata(folder, {"scurve": "share of planted near-copies flagged, over the formula's curve"}),
+        **files_metadata(folder / PAIRS_NAME, folder / BINS_NAME),
         "scurve_table": rows_metadata([curve_row(one) for one in read_json(folder / BINS_NAME)]),
         **{f"scurve_{name}": number for name, number in curve.counts.items()},
     }

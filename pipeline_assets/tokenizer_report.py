@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline_assets.pictures import grouped_bar_picture
 from pipeline_assets.recipe import CHOSEN, own_parameters
-from pipeline_assets.report import asset_metadata, grouped_bar_picture, picture_metadata, rows_metadata
+from pipeline_assets.report import asset_metadata, pictures_metadata, rows_metadata
 from pipeline_assets.schemas import ROWS_NAME
 from pipeline_assets.source import pool_names
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized, units_in
@@ -36,9 +37,9 @@ from resources.tables import read_json, read_rows, write_json
 from resources.tokenizer import Tokenizer
 from training_io.hashing import derive_seed, sha256_file
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 REPORT_NAME, PICTURE_NAME = "report.json", "bytes_a_token.png"
-PICTURED_POOLS, MAX_BARS = 8, 32  # more make too large a picture
+PICTURED_POOLS, MAX_BARS = 8, 32  # more are too many to look at
 
 Measures = Mapping[str, TextMeasure]  # by pool
 
@@ -87,7 +88,7 @@ def build_report(
         "comparison": rows_metadata(report["tokenizers"]),
         "comparison_by_pool": rows_metadata(report["pools"]),
         "inventory": rows_metadata(report["inventory"]),
-        "bytes_a_token": picture_metadata((folder / PICTURE_NAME).read_bytes(), "bytes a token by pool"),
+        **pictures_metadata(folder, {"bytes_a_token": "bytes a token by pool"}),
         "report": dg.MetadataValue.path(str(folder / REPORT_NAME)),
     }
     return Sealed(ref=ref, metadata=metadata)
@@ -226,7 +227,7 @@ def _picture(measures: Mapping[str, Measures], inventory: list[dict[str, Any]]) 
     pools = [row["pool"] for row in inventory if row in largest]
     title = "Bytes a token by pool" + (f", the {num_pools} largest" if len(inventory) > num_pools else "")
     series = {name: [of[pool].bytes_a_token for pool in pools] for name, of in measures.items()}
-    return grouped_bar_picture(title, "bytes of text for each token (more is shorter)", pools, series)
+    return grouped_bar_picture(title, "bytes of text for each token (more is shorter)", pools, series, "pool")
 
 
 @dg.asset(

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from pydantic import Field
 
+from pipeline_assets.launch import TrainingOverrides, check_overrides
+from pipeline_assets.pictures import line_picture
 from pipeline_assets.recipe import parameters_that_matter
 from pipeline_assets.references import Pipeline
-from pipeline_assets.report import asset_metadata, line_picture, picture_metadata
+from pipeline_assets.report import asset_metadata, files_metadata, pictures_metadata
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
 from pipeline_assets.transforms.utilisation import padded, padding_hours
 from resources.artifact_store import WHOLE, ArtifactRef, locked
@@ -27,28 +28,23 @@ from training_io.errors import RecipeError
 from training_io.gpu_io_manager import DeviceInput, device_type, why_cpu
 from training_io.hashing import identity_of
 from training_io.manifest import artifact_identity, load_manifest
+from training_io.progress import progress_line
 
 if TYPE_CHECKING:
     from training_io.progress import Progress, TrainResult
     from training_io.stream import StreamSpec, WindowSpec
     from training_io.train_job import TrainJob
 
-TRAINING_VERSION = 2
+TRAINING_VERSION = 3
 UNFINISHED_FOLDER = "_training"
 CURVES_NAME = "curves.json"
-PICTURES = {"loss_curve": "loss.png", "gradient_norms": "gradient_norm.png"}
+PICTURES = {"loss_curve": "loss by step", "gradient_norms": "gradient norm by step"}
+SPEED = {"speed": "tokens a second by step"}  # measured, so beside the run's other files and not in the artifact
 CHECKPOINTS_FOLDER = "checkpoints"
 CHECKPOINT_FOLDER = "checkpoint"
 EVENTS_FOLDER = "events"
 BY_HAND_FOLDER = "by_hand"  # of runs without Dagster, which say another with --output
 MAX_POOL_CURVES = 6  # in one picture, beside training and validation
-
-
-class TrainingOverrides(dg.Config):
-    """Run-time values that the launchpad may set; an empty one keeps the recipe's value."""
-
-    steps: int | None = Field(default=None, gt=0, lt=10**9, description="Optimizer steps to train for.")
-    learning_rate: float | None = Field(default=None, gt=0, le=1, description="Peak of the learning rate.")
 
 
 def build_training_run(
@@ -67,11 +63,11 @@ def build_training_run(
         with locked(unfinished):  # two runs of one identity take turns over its checkpoints
             result = _train(stage, _job(stage, token_shards, packing_plan, settings, unfinished))
             shutil.copytree(result.checkpoint, folder / CHECKPOINT_FOLDER)
-        measured.update(_measured(stage, token_shards, result))
+        measured.update(_measured(stage, token_shards, result, unfinished))
         curves = _curves(result)
         write_json(curves, folder / CURVES_NAME)
-        (folder / PICTURES["loss_curve"]).write_bytes(_loss_picture(curves))
-        (folder / PICTURES["gradient_norms"]).write_bytes(_norm_picture(curves))
+        (folder / "loss_curve.png").write_bytes(_loss_picture(curves))
+        (folder / "gradient_norms.png").write_bytes(_norm_picture(curves))
         return {**_counts(result), "vocab_size": _vocabulary(token_shards)}
 
     ref = stage.materialize(
@@ -82,14 +78,16 @@ def build_training_run(
             if (unfinished / CHECKPOINTS_FOLDER).exists():
                 shutil.rmtree(unfinished / CHECKPOINTS_FOLDER)
     folder, events = stage.folder(ref), unfinished / EVENTS_FOLDER
-    pictures = {name: picture_metadata((folder / file).read_bytes(), name) for name, file in PICTURES.items()}
+    files = pictures_metadata(folder, PICTURES) | pictures_metadata(unfinished, SPEED)
+    files |= files_metadata(folder / CURVES_NAME)
     if events.is_dir():
         measured["event_files"] = dg.MetadataValue.path(str(events))
-    return Sealed(ref=ref, metadata=asset_metadata(stage, ref) | pictures | measured)
+    return Sealed(ref=ref, metadata=asset_metadata(stage, ref) | files | measured)
 
 
 def _settings(stage: Stage, packing_plan: DeviceInput, overrides: TrainingOverrides) -> dict[str, Any]:
     """The recipe's training section with this run's values, and what each `auto` of it stands for here."""
+    check_overrides(overrides.steps, overrides.learning_rate)
     training = stage.recipe.training
     device = device_type(packing_plan.device)
     automatic = "bfloat16" if device == "cuda" else "float32"
@@ -253,28 +251,17 @@ def _train(stage: Stage, job: "TrainJob") -> "TrainResult":
     """Train as far as it goes; a run that a signal ended is saved, and is not sealed."""
     from training_io.train_job import train_on_ranks
 
-    result = train_on_ranks(job, stage.recipe.training.num_ranks, lambda progress: stage.say(progress_line(progress)))
+    def tell(progress: "Progress") -> None:
+        stage.say(f"varlen_training_run {progress_line(progress)}")
+
+    result = train_on_ranks(job, stage.recipe.training.num_ranks, tell)
     if result.is_stopped:  # Dagster's handler has raised already, where Dagster handles signals
         raise dg.DagsterExecutionInterruptedError
     return result
 
 
-def progress_line(progress: "Progress") -> str:
-    """Where a run is, as its log says it; positions are those of all steps so far."""
-    positions = progress.positions
-    utilisation = "" if progress.mfu is None else f", MFU {progress.mfu:.1%}"
-    validation = "" if progress.validation_loss is None else f", validation {progress.validation_loss:.3f}"
-    return (
-        f"varlen_training_run step {progress.step:,} of {progress.steps:,}: loss {progress.loss:.3f}{validation},"
-        f" gradient {progress.gradient_norm:.2f}, {progress.tokens_per_second:,.0f} tokens/s{utilisation},"
-        f" {progress.eta_seconds:.0f} s left; loss over {positions.body + positions.eos:,} ="
-        f" {positions.body:,} body + {positions.eos:,} EOS, overlap {positions.overlap:,}, slack"
-        f" {positions.slack:,}, padding {positions.padding:,}"
-    )
-
-
-def _measured(stage: Stage, token_shards: DeviceInput, result: "TrainResult") -> dict[str, Any]:
-    """What a run took: it differs from run to run, so it is on the page and not in the artifact."""
+def _measured(stage: Stage, token_shards: DeviceInput, result: "TrainResult", unfinished: Path) -> dict[str, Any]:
+    """What a run took: it differs from run to run, so it is on the page and beside its events, not in the artifact."""
     measured: dict[str, Any] = {
         "seconds_of_training": result.seconds,
         "resumed_from_step": result.resumed_from,
@@ -287,8 +274,8 @@ def _measured(stage: Stage, token_shards: DeviceInput, result: "TrainResult") ->
         measured["hours_that_padding_would_add"] = _padding_hours(stage, token_shards, result)
     if result.tokens_per_second:
         steps, rates = zip(*result.tokens_per_second, strict=True)
-        picture = line_picture("Speed", "step", "tokens a second", {"training": (steps, rates)})
-        measured["speed"] = picture_metadata(picture, "tokens a second")
+        picture = line_picture("Speed of training", "step", "tokens a second", {"training": (steps, rates)})
+        (unfinished / "speed.png").write_bytes(picture)
     return measured
 
 
@@ -351,12 +338,13 @@ def _loss_picture(curves: Mapping[str, Any]) -> bytes:
         held_out |= {f"validation, {pool}": points for pool, points in by_pool[:MAX_POOL_CURVES]}
     series = {"training": (range(1, len(curves["train"]) + 1), curves["train"])}
     series |= {name: tuple(zip(*points, strict=True)) for name, points in held_out.items() if points}
-    return line_picture("Loss", "step", "nats a token", series)
+    return line_picture("Loss by step", "step", "nats a token", series)
 
 
 def _norm_picture(curves: Mapping[str, Any]) -> bytes:
     norms = curves["gradient_norms"]
-    return line_picture("Gradient norm, before clipping", "step", "norm", {"norm": (range(1, len(norms) + 1), norms)})
+    series = {"norm": (range(1, len(norms) + 1), norms)}
+    return line_picture("Gradient norm, before clipping", "step", "L2 norm", series)
 
 
 @dg.asset(

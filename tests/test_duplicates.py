@@ -11,6 +11,7 @@ from pipeline_assets.transforms.duplicates import (
     SIMILARITY_EDGES,
     all_pairs,
     clusters_by_spread,
+    cross_table,
     example_pairs,
     keys_within,
     largest_clusters,
@@ -47,6 +48,23 @@ def test_pairs_are_counted_by_both_names(rows):
     found = pair_table(removed, kept, sizes, NAMES)
     assert {row[:2]: row[2:] for row in found} == {pair: (documents[pair], sums[pair]) for pair in documents}
     assert found == sorted(found, key=lambda row: (-row[2], row[:2]))
+
+
+@given(st.dictionaries(st.tuples(*[st.sampled_from("abcdefg")] * 2), st.integers(0, 9), max_size=30), st.integers(1, 8))
+def test_a_cross_table_counts_every_pair_in_its_place_or_among_the_others(counted, most):
+    names, table = cross_table([(*pair, number) for pair, number in counted.items()], most)
+    everyone = {name for pair in counted for name in pair}
+    listed = names if len(everyone) <= most else names[:-1]
+    assert len(names) <= most
+    assert listed == sorted(listed)
+    assert len(everyone) > most or set(listed) == everyone
+    expected = Counter()
+    for pair, number in counted.items():
+        expected[tuple(names.index(name) if name in listed else len(listed) for name in pair)] += number
+    assert {place: number for place, number in np.ndenumerate(table) if number} == +expected
+    totals = {name: sum(number * pair.count(name) for pair, number in counted.items()) for name in everyone}
+    for name in listed:
+        assert all(totals[name] >= totals[other] for other in everyone if other not in listed)
 
 
 @given(labels(), st.data())

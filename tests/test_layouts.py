@@ -208,7 +208,9 @@ def test_the_page_has_tables_and_pictures(clean: Built) -> None:
     page = layouts_metadata(clean.folder("packing_stats"))
     assert set(page) <= set(metadata["packing_stats"])
     pictures = [name for name, value in page.items() if "data:image/png;base64," in str(getattr(value, "value", ""))]
-    assert pictures == ["utilisation", "row_lengths", "mixed_windows", "document_lengths"]
+    assert pictures == list(layouts.PICTURES)
+    linked = {name.removesuffix("_file") for name in page if name.endswith("_file")}
+    assert linked == {*pictures, "stats"}
     assert next(iter(page["choices"].records[0].data)) == "choice"
     assert "proves nothing about meaning" in page["note"]
     trained = metadata["varlen_training_run"]

@@ -12,7 +12,7 @@ import small_corpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline_assets.report import MAX_PICTURE_BYTES, interval_picture
+from pipeline_assets.pictures import MAX_PICTURE_BYTES, interval_picture
 from pipeline_assets.scurve import BINS_NAME, PAIRS_NAME, PICTURE_NAME, curve_of
 from pipeline_assets.stripes import units_in
 from pipeline_assets.transforms.minhash import MinHashParams, sign_documents

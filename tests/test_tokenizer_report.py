@@ -16,8 +16,8 @@ import torch
 from small_corpus import EOS, Built, judged
 from tokenizers import normalizers
 
+from pipeline_assets.pictures import grouped_bar_picture
 from pipeline_assets.recipe import MAX_CANDIDATES, ModelShape, load_recipe, own_parameters
-from pipeline_assets.report import grouped_bar_picture
 from pipeline_assets.stripes import units_in
 from pipeline_assets.tokenizer_report import MAX_BARS, PICTURE_NAME, PICTURED_POOLS, REPORT_NAME
 from pipeline_assets.transforms.tokenizer_comparison import choose_documents, measure_texts, table_cost

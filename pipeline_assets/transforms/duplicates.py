@@ -29,6 +29,29 @@ def pair_table(removed: I64, kept: I64, num_bytes: I64, names: Sequence[str]) ->
     return sorted(rows, key=lambda row: (-row[2], row[:2]))
 
 
+def cross_table(counted: Sequence[tuple[str, str, int]], most: int) -> tuple[list[str], I64]:
+    """Counts by (removed, kept) as a square of at most so many names: names in order, int64[k, k].
+
+    Where there are more names, those of fewest documents on either side share the last place, called "others".
+
+    >>> names, table = cross_table([("b", "a", 5), ("c", "a", 1), ("d", "d", 2)], most=3)
+    >>> names, table.tolist()
+    (['a', 'b', 'others'], [[0, 0, 0], [5, 0, 0], [1, 0, 2]])
+    """
+    totals: dict[str, int] = {}
+    for removed, kept, documents in counted:
+        for name in (removed, kept):
+            totals[name] = totals.get(name, 0) + documents
+    largest = sorted(totals, key=lambda name: (-totals[name], name))
+    listed = sorted(largest if len(largest) <= most else largest[: most - 1])
+    place = {name: number for number, name in enumerate(listed)}
+    names = listed if len(largest) <= most else [*listed, "others"]
+    table = np.zeros((len(names), len(names)), np.int64)
+    for removed, kept, documents in counted:
+        table[place.get(removed, len(listed)), place.get(kept, len(listed))] += documents
+    return names, table
+
+
 def clusters_by_spread(clusters: I64, groups: I64) -> tuple[int, int]:
     """How many clusters of two documents or more lie within one group, and over several: labels int64[n], int64[n].
 

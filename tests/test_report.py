@@ -1,0 +1,281 @@
+"""What pages show: pictures redrawn from recounts, links to files, and events that stay small."""
+
+import base64
+import json
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import dagster as dg
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import small_corpus
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline_assets.clusters import slice_name
+from pipeline_assets.duplicates import BY_PAIR_NAME, EVIDENCE_NAME
+from pipeline_assets.event_size import EVENT_BYTES, PAGES_FOLDER, WRAPPING_BYTES, event_bytes, within_event
+from pipeline_assets.layouts import length_histogram
+from pipeline_assets.pictures import (
+    MAX_PICTURE_BYTES,
+    bar_picture,
+    grouped_bar_picture,
+    heatmap_picture,
+    histogram_picture,
+    scatter_picture,
+)
+from pipeline_assets.references import PipelineResource, ReferenceIOManager
+from pipeline_assets.report import picture_metadata, rows_metadata
+from pipeline_assets.stripes import Sealed, asset_spec, graph_spec, materialized, sealing_op, units_in
+from training_io.document_index import read_index
+
+EMBEDDED = re.compile(r"!\[[^\]]+\]\(data:image/png;base64,([^)]+)\)")
+PICTURES = {
+    "raw_row_groups": {"text_lengths", "documents_by_dump", "dumps_by_file"},
+    "minhash_signatures": {"scurve"},
+    "lsh_clusters": {"cluster_sizes", "duplicates_by_pool", "duplicates_by_dump"},
+    "tokenizer_report": {"bytes_a_token"},
+    "packing_stats": {"utilisation", "waste_and_displacement", "row_lengths", "mixed_windows", "document_lengths"},
+    "mixture_ledger": {"cumulative_tokens", "quotas"},
+    "varlen_training_run": {"loss_curve", "gradient_norms", "speed"},
+}
+LIMIT = EVENT_BYTES - WRAPPING_BYTES
+SHOWN = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.STEP_OUTPUT}
+
+
+def materializations(result):
+    found = [event.step_materialization_data.materialization for event in result.get_asset_materialization_events()]
+    return {one.asset_key.path[-1]: one.metadata for one in found}
+
+
+@pytest.fixture(scope="module")
+def pages(clean):
+    return materializations(clean.result)
+
+
+def stored(clean, asset, name):
+    return (clean.folder(asset) / f"{name}.png").read_bytes()
+
+
+def test_every_picture_is_embedded_saved_and_linked(pages):
+    found = defaultdict(set)
+    for asset, metadata in pages.items():
+        for name, value in metadata.items():
+            if match := EMBEDDED.fullmatch(str(value.value)):
+                found[asset].add(name)
+                picture = base64.b64decode(match[1])
+                link = metadata[f"{name}_file"]
+                assert isinstance(link, dg.PathMetadataValue)
+                assert Path(link.path).read_bytes() == picture
+                assert picture.startswith(b"\x89PNG")
+                assert len(picture) <= MAX_PICTURE_BYTES
+    assert {asset: names for asset, names in found.items() if asset in PICTURES} == PICTURES
+
+
+@pytest.mark.parametrize(
+    ("asset", "file"),
+    [
+        ("raw_row_groups", "sampled_files.parquet"),
+        ("minhash_signatures", "pairs.parquet"),
+        ("lsh_clusters", "evidence.parquet"),
+        ("packing_stats", "stats.json"),
+        ("mixture_ledger", "ledger.parquet"),
+        ("varlen_training_run", "curves.json"),
+    ],
+)
+def test_tables_and_numbers_are_linked(pages, asset, file):
+    link = pages[asset][f"{file.partition('.')[0]}_file"]
+    assert isinstance(link, dg.PathMetadataValue)
+    assert link.path.endswith(f"/{file}")
+    assert Path(link.path).stat().st_size > 0
+
+
+@pytest.mark.parametrize(("by", "what"), [("pool", "pool"), ("dump", "crawl")])
+def test_duplicates_are_drawn_as_the_evidence_counts_them(clean, by, what):
+    evidence = pq.read_table(clean.folder("lsh_clusters") / EVIDENCE_NAME).to_pylist()
+    counted = Counter((row[f"removed_{by}"], row[f"kept_{by}"]) for row in evidence)
+    names = sorted({name for pair in counted for name in pair})
+    assert len(names) > 1
+    table = [[counted[removed, kept] for kept in names] for removed in names]
+    axes = f"{what} of the document kept", f"{what} of the one removed"
+    expected = heatmap_picture(f"Duplicates removed, by {what}", *axes, names, names, table)
+    assert stored(clean, "lsh_clusters", f"duplicates_by_{by}") == expected
+    by_pair = pq.read_table(clean.folder("lsh_clusters") / BY_PAIR_NAME).to_pylist()
+    assert {(row["removed"], row["kept"]): row["documents"] for row in by_pair if row["by"] == by} == counted
+
+
+def test_cluster_sizes_are_drawn_as_a_recount_has_them(clean):
+    folder = clean.folder("lsh_clusters")
+    units = units_in(clean.stage, clean.refs["raw_row_groups"])
+    members = Counter(
+        cluster
+        for unit in units
+        for cluster in pq.read_table(folder / slice_name(unit.unit)).column("cluster_id").to_pylist()
+    )
+    sizes = Counter(members.values())
+    assert 1 < max(sizes) <= 4  # larger ones share bars
+    title, x_label = "Clusters by number of documents", "clusters of this size (logarithmic)"
+    names, numbers = zip(*((str(size), number) for size, number in sorted(sizes.items())), strict=True)
+    expected = bar_picture(title, x_label, "documents in a cluster", names, numbers, log_x=True)
+    assert stored(clean, "lsh_clusters", "cluster_sizes") == expected
+
+
+def test_crawls_of_each_file_are_drawn_as_its_rows_have_them(clean):
+    dumps = defaultdict(set)
+    for unit in units_in(clean.stage, clean.refs["raw_row_groups"]):
+        for row in pq.read_table(
+            clean.stage.folder(unit) / "rows.parquet", columns=["pool", "file", "dump"]
+        ).to_pylist():
+            dumps[row["pool"], row["file"]].add(row["dump"])
+    ordered = sorted(dumps, key=lambda file: (-len(dumps[file]), file))
+    names, numbers = (
+        ["/".join(file).removesuffix(".parquet") for file in ordered],
+        [len(dumps[file]) for file in ordered],
+    )
+    expected = bar_picture("Crawls in each file, the most first", "crawls", "file", names, numbers)
+    assert stored(clean, "raw_row_groups", "dumps_by_file") == expected
+
+
+def test_waste_and_displacement_are_drawn_as_the_table_has_them(clean):
+    """test_layouts counts the table's numbers segment by segment."""
+    rows = json.loads((clean.folder("packing_stats") / "stats.json").read_bytes())["strategies"]
+    expected = scatter_picture(
+        "Waste and displacement by strategy",
+        "x: mean displacement, packs (logarithmic above 1)",
+        "y: waste, % of slots (logarithmic above 0.1)",
+        {row["strategy"]: (row["mean_displacement"], 100 * row["waste"]) for row in rows},
+    )
+    assert len(rows) > 3
+    assert stored(clean, "packing_stats", "waste_and_displacement") == expected
+
+
+def test_quotas_are_drawn_as_the_ledger_has_them(clean):
+    rows = pq.read_table(clean.folder("mixture_ledger") / "ledger.parquet").to_pylist()
+    series = {"quota": [row["quota_tokens"] for row in rows], "read": [row["tokens"] for row in rows]}
+    names = [f"{row['stage']}, {row['pool']}" for row in rows]
+    expected = grouped_bar_picture("Quota and what is read, by stage", "tokens", names, series, "stage, pool")
+    assert stored(clean, "mixture_ledger", "quotas") == expected
+
+
+def test_lengths_are_drawn_with_their_quantiles(clean):
+    lengths = read_index(clean.folder("token_shards") / "train_index").lengths
+    edges, shares, marks = length_histogram(np.asarray(lengths, dtype=np.int64))
+    labels = "Lengths of documents", "tokens (logarithmic)", "% of documents"
+    assert stored(clean, "packing_stats", "document_lengths") == histogram_picture(*labels, edges, shares, marks)
+
+
+def quantile(ordered, share):
+    """Between the two neighbours of the place, linearly."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+@given(st.lists(st.integers(0, 30) | st.integers(0, 10**7), min_size=1, max_size=60))
+def test_each_document_is_in_one_bar_of_lengths(lengths):
+    edges, shares, marks = length_histogram(np.array(lengths, dtype=np.int64))
+    shown = sorted(max(length, 1) for length in lengths)
+    assert edges == sorted(set(edges))
+    assert edges[0] == shown[0]
+    assert edges[-1] == shown[-1] + 1
+    for start, end, share in zip(edges[:-1], edges[1:], shares, strict=True):
+        assert share == pytest.approx(100 * sum(start <= length < end for length in shown) / len(shown))
+    assert sum(shares) == pytest.approx(100)
+    assert marks == pytest.approx({f"{share} %": quantile(shown, share / 100) for share in (10, 50, 90, 99)})
+
+
+def test_every_event_of_a_page_is_small(clean):
+    sizes = {
+        (event.event_type, event.step_key): len(dg.serialize_value(event))
+        for event in clean.result.all_events
+        if event.event_type in SHOWN
+    }
+    assert sum(kind == dg.DagsterEventType.ASSET_MATERIALIZATION for kind, _ in sizes) >= len(PICTURES)
+    assert max(sizes.values()) < EVENT_BYTES
+    assert max(sizes.values()) > 50_000  # pictures are in them
+    assert not (clean.home / PAGES_FOLDER).exists()
+
+
+def worst_metadata():
+    """More than any page has: every picture at its limit, every table full of the widest letters."""
+    row = {f"column_{number}": "漢" * 400 for number in range(8)}
+    return {
+        "documents": 10**15,
+        **{f"picture_{number}": picture_metadata(bytes(MAX_PICTURE_BYTES), "a picture") for number in range(6)},
+        "picture_0_file": dg.MetadataValue.path("/somewhere/picture_0.png"),
+        **{f"table_{number}": rows_metadata([row] * 60) for number in range(8)},
+        "parameters": dg.MetadataValue.json({f"key_{number}": "漢" * 90 for number in range(400)}),
+        "note": "漢" * 40_000,
+        "small": dg.MetadataValue.md("a word"),
+    }
+
+
+def sealed_by(kind, built):
+    """An asset of one step, or of a planned fan-out's sealing step, whose page is the worst."""
+    sealed = Sealed(ref=built.refs["raw_row_groups"], metadata=worst_metadata())
+    if kind == "asset":
+
+        @dg.asset(**asset_spec("raw_row_groups", 1, {"numpy"}, "The worst page."))
+        def worst(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+            return materialized(context, lambda stage: sealed)
+
+        return worst
+
+    def seal_worst(stage, parts):
+        """Seal."""
+        return sealed
+
+    seal = sealing_op("raw_row_groups", seal_worst)
+
+    @dg.op(name="no_parts")
+    def no_parts():
+        return []
+
+    @dg.graph_asset(**graph_spec("raw_row_groups", 1, {"numpy"}, "The worst page."))
+    def worst():
+        return seal(parts=no_parts())
+
+    return worst
+
+
+@pytest.mark.parametrize("kind", ["asset", "graph"])
+def test_the_worst_page_fits_and_its_previews_are_in_files(copy, kind):
+    assert event_bytes(worst_metadata()) > 5 * EVENT_BYTES
+    pipeline = PipelineResource(recipe=str(copy.recipe), home=str(copy.home))
+    resources = {"pipeline": pipeline, "references": ReferenceIOManager(pipeline=pipeline)}
+    with small_corpus.short_instance() as instance:
+        result = dg.materialize([sealed_by(kind, copy)], resources=resources, instance=instance)
+    events = [event for event in result.all_events if event.event_type in SHOWN and "no_parts" not in event.step_key]
+    assert len(events) == 2
+    assert all(len(dg.serialize_value(event)) < EVENT_BYTES for event in events)
+    page = materializations(result)["raw_row_groups"]
+    worst = worst_metadata()
+    assert page["documents"].value == worst["documents"]
+    assert page["small"].value == "a word"
+    assert page["picture_0"].path == "/somewhere/picture_0.png"
+    for name in ("table_0", "note", "parameters"):
+        path = page[name].path
+        assert path.startswith(str(copy.home / PAGES_FOLDER / "raw_row_groups"))
+        value = worst[name]
+        records = [record.data for record in value.records] if name == "table_0" else getattr(value, "value", value)
+        assert json.loads(Path(path).read_bytes()) == records
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.text("abcdef", min_size=1, max_size=6), st.integers(0, 90_000), max_size=8), st.booleans())
+def test_only_the_largest_previews_go_and_only_as_many_as_must(tmp_path_factory, sizes, is_wide):
+    letter = "漢" if is_wide else "x"  # six bytes in the log, or one
+    metadata = {name: dg.MetadataValue.text(letter * size) for name, size in sizes.items()}
+    shown = within_event(metadata, tmp_path_factory.mktemp("pages"))
+    assert list(shown) == list(metadata)
+    assert event_bytes(shown) <= LIMIT
+    gone = [name for name in metadata if isinstance(shown[name], dg.PathMetadataValue)]
+    assert all(shown[name] is metadata[name] for name in metadata if name not in gone)
+    if gone:
+        in_log = {name: event_bytes({name: value}) for name, value in metadata.items()}  # its name counts as well
+        smallest = min(gone, key=in_log.__getitem__)
+        assert all(in_log[smallest] >= in_log[name] for name in metadata if name not in gone)
+        assert event_bytes({**shown, smallest: metadata[smallest]}) > LIMIT
