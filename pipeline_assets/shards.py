@@ -23,6 +23,7 @@ from pipeline_assets.stripes import (
     Sealed,
     Stage,
     Task,
+    build_each,
     graph_spec,
     mapped_op,
     planning_op,
@@ -117,7 +118,7 @@ def _numbers_of(column: pa.ChunkedArray, names: Sequence[str]) -> npt.NDArray[np
 
 def build_shards(stage: Stage, task: Task) -> list[ArtifactRef]:
     """Merge the documents of each shard and write it."""
-    return [_build_shard(stage, *unit) for unit in task.units]
+    return build_each(stage, task, lambda unit: _build_shard(stage, *unit))
 
 
 def _build_shard(

@@ -20,6 +20,7 @@ from pipeline_assets.stripes import (
     Sealed,
     Stage,
     Task,
+    build_each,
     graph_spec,
     mapped_op,
     planning_op,
@@ -72,7 +73,7 @@ def plan_signatures(stage: Stage, raw_row_groups: ArtifactRef, reference_sets: A
 
 def build_signatures(stage: Stage, task: Task) -> list[ArtifactRef]:
     """Sign every text of the task's units."""
-    return [_sign_unit(stage, name, ref, table) for name, ref, table in task.units]
+    return build_each(stage, task, lambda unit: _sign_unit(stage, *unit))
 
 
 def _sign_unit(stage: Stage, name: str, ref: ArtifactRef, table: str) -> ArtifactRef:
@@ -141,7 +142,6 @@ def seal_signatures(stage: Stage, parts: list[ArtifactRef], raw_row_groups: Arti
     plans = [{"unit": curve.unit, "identity": curve.identity}]
     ref = seal_units(stage, "minhash_signatures", parts, counts, SIGNATURES_VERSION, plans=plans)
     metadata = asset_metadata(stage, ref, [*parts, curve]) | {
-        "dagster/row_count": counts["documents"],
         "bytes_a_signature": 4 * params.num_perm,
         **curve_metadata(stage, curve),
     }

@@ -6,7 +6,7 @@ is unused is counted with a reason.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from pipeline_assets.stripes import (
     Sealed,
     Stage,
     Task,
+    build_each,
     graph_spec,
     mapped_op,
     planning_op,
@@ -64,11 +65,15 @@ def plan_split_documents(
 ) -> list[Task]:
     """Decide every document's split in one step, then hand each unit its slice."""
     plan = split_plan(stage, raw_row_groups, lsh_clusters, document_tokens)
-    stage.say(f"split_documents: {plan.counts['num_documents']} documents, unused {plan.counts['num_unused']}")
+    stage.say(f"split_documents: {_listed(plan.counts['num_documents'])}; unused: {_listed(plan.counts['num_unused'])}")
     pairs = zip(units_in(stage, raw_row_groups), units_in(stage, document_tokens), strict=True)
     return tasks_of(
         [(plan, rows, tokens, lsh_clusters) for rows, tokens in pairs], "units", stage.recipe.reading.stripes_read
     )
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {name}" for name, number in counts.items())
 
 
 def split_plan(
@@ -171,7 +176,7 @@ def _documents_of(stage: Stage, raw: ArtifactRef, tokens: ArtifactRef, lsh_clust
 
 def build_split_documents(stage: Stage, task: Task) -> list[ArtifactRef]:
     """Write the split tables of the task's units."""
-    return [_split_unit(stage, *unit) for unit in task.units]
+    return build_each(stage, task, lambda unit: _split_unit(stage, *unit))
 
 
 def _split_unit(

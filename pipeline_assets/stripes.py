@@ -3,12 +3,14 @@
     plan(stage, **upstream) -> tasks ;  build(stage, task) -> references ;  seal(stage, parts, **upstream) -> Sealed
 
 A stage writes these three as plain functions of references and wires them in a `graph_asset`; the factories here make
-them ops. A mapped step holds several units, so a fan-out has at most 128 steps however many units there are.
+them ops. A mapped step holds several units, so a fan-out has at most 128 steps however many units there are. What is
+long says in the log how far it is: `build_each` after units, the ops when a step's work begins and ends.
 """
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,9 +19,11 @@ import dagster as dg
 import numpy as np
 import pyarrow as pa
 
+from pipeline_assets.event_size import PAGES_FOLDER, within_event
 from pipeline_assets.recipe import MAX_STEPS_PER_FAN_OUT, UPSTREAM, Recipe
-from pipeline_assets.references import Pipeline, PipelineResource
-from resources.artifact_store import WHOLE, ArtifactRef, ArtifactStore, unit_inputs
+from pipeline_assets.references import Pipeline
+from pipeline_assets.run_tags import recipe_tags, revision_tag, tag_run
+from resources.artifact_store import WHOLE, ArtifactRef, ArtifactStore, home_folder, unit_inputs
 from resources.tables import read_array, read_first_rows, read_json, read_table, write_json
 from training_io.errors import CorpusmillError
 from training_io.manifest import Manifest
@@ -29,7 +33,7 @@ OWNERS = ("team:data",)
 UNITS_NAME = "units.json"
 DATA_VERSION_TAG = "dagster/data_version"
 SAMPLE_ROWS = 5
-SHOWN_DIGITS = 12  # of a data version, where a person compares two
+SECONDS_BETWEEN_LINES = 5.0  # of progress in the log
 POOL = "corpusmill"
 """The concurrency pool of all mapped steps, over all runs of an instance."""
 
@@ -45,6 +49,7 @@ class Stage:
     warn: Callable[[str], None]
     observe: Callable[[str, str], None]  # an external asset and its data version, as this run saw it
     is_judging: bool = False  # checks may read what they themselves hold back
+    clock: Callable[[], float] = time.monotonic  # seconds, for what the log says only
 
     @property
     def store(self) -> ArtifactStore:
@@ -118,6 +123,85 @@ def tasks_of(items: Sequence[Item], name: str, max_tasks: int = MAX_STEPS_PER_FA
     return [Task(key=f"{name}_{number:03d}_of_{len(groups):03d}", units=group) for number, group in enumerate(groups)]
 
 
+def build_each(
+    stage: Stage, task: Task, build_unit: Callable[[Any], ArtifactRef], at_once: int = 1
+) -> list[ArtifactRef]:
+    """Build a task's units in order, saying in the log how far it is; so many at once, in threads, where one waits.
+
+    After an error no unit is begun, and it is raised when the units that are under way have ended; what is done stays.
+    """
+    if at_once == 1:
+        return list(reported(stage, task.key, map(build_unit, task.units), len(task.units)))
+    errors: list[BaseException] = []
+
+    def build_unless_failed(unit: Any) -> ArtifactRef:
+        if errors:
+            raise errors[0]
+        try:
+            return build_unit(unit)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = ThreadPoolExecutor(at_once)
+    try:
+        return list(reported(stage, task.key, threads.map(build_unless_failed, task.units), len(task.units)))
+    finally:
+        threads.shutdown(cancel_futures=True)  # an interrupt, too, waits for no unit that is not begun
+
+
+def reported(stage: Stage, name: str, built: Iterable[ArtifactRef], total: int) -> Iterator[ArtifactRef]:
+    """The same units as they are built, with a line in the log after the first, after the last of all, and in between
+    at most every five seconds. `total` is how many there will be, at most.
+    """
+    done: list[ArtifactRef] = []
+    started = said = stage.clock()
+    for ref in built:
+        done.append(ref)
+        now = stage.clock()
+        if len(done) in (1, total) or now - said >= SECONDS_BETWEEN_LINES:
+            stage.say(f"{ref.asset} {name}: {progress_of(done, total, now - started)}")
+            said = now
+        yield ref
+
+
+def progress_of(done: Sequence[ArtifactRef], total: int, seconds: float) -> str:
+    """How far a step is after `seconds`, with `done` of `total` units: what they hold, how fast, and the time left.
+
+    Speed and time left are those of the units that took work, where there are any: a step that was interrupted finds
+    its first units in a moment, and the rest will not go as fast. Units that are built at once share their seconds.
+    """
+    outcomes = ", ".join(
+        f"{count:,} {outcome}"
+        for outcome in ("built", "reused", "rebuilt")
+        if (count := sum(ref.outcome == outcome for ref in done))
+    )
+    counted = next((name for name in ("documents", "band_keys") if any(name in ref.counts for ref in done)), None)
+    held = f"{sum(ref.counts.get(counted, 0) for ref in done):,} {counted.replace('_', ' ')} in " if counted else ""
+    built = [ref for ref in done if ref.outcome != "reused"]
+    worked = built or done
+    working = min(seconds, sum(ref.seconds for ref in worked))
+    text_bytes = sum(ref.counts.get("text_bytes", 0) for ref in built)
+    rate = f", {text_bytes / 1e6 / working:,.1f} MB/s" if text_bytes and working > 0 else ""
+    remaining = (total - len(done)) * working / len(worked)
+    left = f", about {time_in_words(remaining)} left" if len(done) < total else ""
+    return f"{len(done):,} of {total:,} units ({outcomes}), {held}{time_in_words(seconds)}{rate}{left}"
+
+
+def time_in_words(seconds: float) -> str:
+    """A time as a person says it.
+
+    >>> [time_in_words(seconds) for seconds in (0.04, 9.96, 99.4, 5_970, 7_290)]
+    ['0.0 s', '10.0 s', '99 s', '100 min', '2 h 2 min']
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes:,} min" if minutes <= 100 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
 def seal_units(
     stage: Stage,
     asset: str,
@@ -167,10 +251,11 @@ def units_in(stage: Stage, ref: ArtifactRef) -> list[ArtifactRef]:
 
 def stage_of(context: Any, *, is_judging: bool = False) -> Stage:
     """The stage of a running step or check: its recipe, its store, its log."""
-    resource: PipelineResource = context.resources.pipeline
+    pipeline: Pipeline = context.resources.pipeline.open()
+    tag_run(context.instance, context.run.run_id, recipe_tags(pipeline.recipe))
 
     def observe(asset: str, data_version: str) -> None:
-        context.instance.add_run_tags(context.run_id, {asset: data_version[:SHOWN_DIGITS]})
+        tag_run(context.instance, context.run_id, revision_tag(data_version))
         records = context.instance.fetch_observations(dg.AssetKey(asset), limit=1).records
         last = [record.asset_observation for record in records]
         if any(seen is not None and seen.tags.get(DATA_VERSION_TAG) == data_version for seen in last):
@@ -178,7 +263,7 @@ def stage_of(context: Any, *, is_judging: bool = False) -> Stage:
         context.log_event(dg.AssetObservation(asset, tags={DATA_VERSION_TAG: data_version}))
 
     return Stage(
-        pipeline=resource.open(),
+        pipeline=pipeline,
         say=context.log.info,
         warn=context.log.warning,
         observe=observe,
@@ -211,7 +296,8 @@ def planning_op(asset: str, plan: Callable[..., list[Task]], after: Sequence[str
     )
     def plan_steps(context: dg.OpExecutionContext, **upstream: ArtifactRef) -> Iterator[dg.DynamicOutput[Task]]:
         merged_lineage(upstream)
-        for task in run_stage(context, plan, **upstream):
+        tasks = _told(context, f"{asset} plan", lambda: run_stage(context, plan, **upstream))
+        for task in tasks:
             yield dg.DynamicOutput(task, mapping_key=task.key)
 
     return plan_steps
@@ -228,27 +314,20 @@ def mapped_op(asset: str, build: Callable[[Stage, Task], list[ArtifactRef]]) -> 
         pool=POOL,
     )
     def build_units(context: dg.OpExecutionContext, task: Task) -> list[ArtifactRef]:
-        started = time.monotonic()
         refs: list[ArtifactRef] = run_stage(context, build, task)
-        seconds = time.monotonic() - started
-        context.log.info(f"{asset} {task.key}: {_progress(refs, seconds)}")
         return refs
 
     return build_units
 
 
-def _progress(refs: Sequence[ArtifactRef], seconds: float) -> str:
-    outcomes = ", ".join(
-        f"{count} {outcome}"
-        for outcome in ("built", "reused", "rebuilt")
-        if (count := sum(ref.outcome == outcome for ref in refs))
-    )
-    counted = next((name for name in ("documents", "band_keys") if any(name in ref.counts for ref in refs)), "units")
-    number = sum(ref.counts.get(counted, 0) for ref in refs) if counted != "units" else len(refs)
-    done = [ref for ref in refs if ref.outcome != "reused"]
-    megabytes = sum(ref.counts.get("text_bytes", 0) for ref in done) / 1e6
-    rate = f", {megabytes / seconds:,.1f} MB/s" if megabytes and seconds > 0 else ""
-    return f"units {outcomes or 'none'}; {number:,} {counted.replace('_', ' ')} in {seconds:.1f} s{rate}"
+def _told(context: Any, name: str, work: Callable[[], Item]) -> Item:
+    """What the work returns, with a line in the log when it begins and one when it has ended."""
+    started = time.monotonic()
+    context.log.info(f"{name}: begun")
+    done = work()
+    outcome = f"{done.ref.outcome} " if isinstance(done, Sealed) else "done "
+    context.log.info(f"{name}: {outcome}in {time_in_words(time.monotonic() - started)}")
+    return done
 
 
 def sealing_op(asset: str, seal: Callable[..., Sealed]) -> dg.OpDefinition:
@@ -265,12 +344,19 @@ def sealing_op(asset: str, seal: Callable[..., Sealed]) -> dg.OpDefinition:
         steps = inputs.pop("parts")
         parts = [ref for refs in steps for ref in refs]
         lineage = merged_lineage(inputs)
-        sealed: Sealed = run_stage(context, seal, parts, **inputs)
-        context.add_output_metadata({**sealed.metadata, "mapped_steps": len(steps), "units": len(parts)})
+        sealed: Sealed = _told(context, f"{asset} seal", lambda: run_stage(context, seal, parts, **inputs))
+        steps_and_units = {"mapped_steps": len(steps), "units": len(parts)}
+        context.add_output_metadata(_shown(context, sealed) | steps_and_units)
         context.set_data_version(dg.AssetKey(asset), dg.DataVersion(sealed.ref.identity))
         return replace(sealed.ref, lineage=lineage)
 
     return seal_parts
+
+
+def _shown(context: Any, sealed: Sealed) -> dict[str, Any]:
+    """The page's metadata, as much of it as an event may hold; the rest as files below the home folder."""
+    home = home_folder(context.resources.pipeline.home)
+    return within_event(sealed.metadata, home / PAGES_FOLDER / sealed.ref.asset / sealed.ref.identity)
 
 
 def merged_lineage(upstream: Mapping[str, Any]) -> dict[str, str]:
@@ -331,9 +417,10 @@ def materialized(
 ) -> dg.MaterializeResult[ArtifactRef]:
     """An asset's output from one stage function: reference, metadata, data version = identity."""
     lineage = merged_lineage(upstream)
-    sealed: Sealed = run_stage(context, work, **upstream)
+    asset = context.asset_key.path[-1]
+    sealed: Sealed = _told(context, asset, lambda: run_stage(context, work, **upstream))
     return dg.MaterializeResult(
         value=replace(sealed.ref, lineage=lineage),
-        metadata=dict(sealed.metadata),
+        metadata=_shown(context, sealed),
         data_version=dg.DataVersion(sealed.ref.identity),
     )

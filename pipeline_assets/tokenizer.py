@@ -34,7 +34,7 @@ def build_tokenizer(stage: Stage, reference_sets: ArtifactRef) -> Sealed:
         sample = f"{recipe.sample}.parquet"
         folder, manifest = stage.store.open(reference_sets)
         inputs = {"sample": manifest.files[sample]["sha256"]}
-        write = _train(folder / sample, recipe)
+        write = _train(stage, folder / sample, recipe)
     else:
         path, tokenizer = given_tokenizer(stage, recipe)
         inputs = {"file": sha256_file(path)}
@@ -95,9 +95,11 @@ def _fetched_file(stage: Stage, given: TokenizerFile) -> Path:
     return stage.folder(ref) / TOKENIZER_NAME
 
 
-def _train(sample: Path, recipe: TrainedTokenizer) -> Any:
+def _train(stage: Stage, sample: Path, recipe: TrainedTokenizer) -> Any:
     def write(folder: Path) -> dict[str, Any]:
         texts = read_table(sample, ["text"]).column("text").to_pylist()
+        megabytes = sum(len(text.encode()) for text in texts) / 1e6
+        stage.say(f"tokenizer: training {recipe.vocab_size:,} ids on {len(texts):,} texts, {megabytes:,.1f} MB")
         (folder / TOKENIZER_NAME).write_bytes(train_tokenizer(texts, recipe.vocab_size, recipe.eos))
         return _tokenizer_counts(load_tokenizer(folder / TOKENIZER_NAME, recipe.eos))
 

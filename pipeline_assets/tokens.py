@@ -21,6 +21,7 @@ from pipeline_assets.stripes import (
     Sealed,
     Stage,
     Task,
+    build_each,
     graph_spec,
     mapped_op,
     planning_op,
@@ -59,7 +60,7 @@ def plan_tokens(
 def build_tokens(stage: Stage, task: Task) -> list[ArtifactRef]:
     """Encode the kept documents of the task's units."""
     encoder = open_tokenizer(stage, task.units[0][2])
-    return [_encode_unit(stage, encoder, unit, clusters) for unit, clusters, _ in task.units]
+    return build_each(stage, task, lambda unit: _encode_unit(stage, encoder, *unit[:2]))
 
 
 def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: ArtifactRef) -> ArtifactRef:
@@ -119,7 +120,6 @@ def seal_tokens(stage: Stage, parts: list[ArtifactRef], tokenizer: ArtifactRef) 
         )
     ref = seal_units(stage, "document_tokens", parts, counts, TOKENS_VERSION, tokenizer=tokenizer.digest)
     metadata = asset_metadata(stage, ref, parts) | {
-        "dagster/row_count": counts["documents"],
         "encoded_by": "; ".join(sorted({part.counts["encoded_by"] for part in parts})),
         "bytes_a_token": counts["text_bytes"] / counts["tokens"],
         "tokens_a_document": counts["tokens"] / counts["documents"],
