@@ -12,14 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from pydantic import Field, model_validator
 
-from pipeline_assets.recipe import Recipe, load_recipe, parameters_that_matter
+from pipeline_assets.recipe import BUILT_IN, DEFAULT_RECIPE, Recipe, load_recipe, parameters_that_matter
+from pipeline_assets.run_tags import REVISION_TAG, revision_tag, tag_run, tags_of
 from resources.artifact_store import ArtifactRef, ArtifactStore, home_folder, replace_file
 from training_io.errors import CorpusmillError, StateMismatch
+from training_io.gpu_io_manager import without_empty
 from training_io.hashing import identity_of
 
 REFERENCES_FOLDER = "_references"
+ROWS_ASSET = "raw_row_groups"
 MAX_DIFFERING, MAX_SHOWN = 8, 80  # of two recipes' values in a refusal
+RECIPE_IN_WORDS = (
+    f"What to build: the name of a built-in recipe ({', '.join(BUILT_IN)}) or the path of a YAML file. Default: empty,"
+    f" which is CORPUSMILL_RECIPE, or {DEFAULT_RECIPE} where that is not set."
+)
+HOME_IN_WORDS = (
+    "The folder where artifacts live; it is made where there is none. Default: empty, which is CORPUSMILL_HOME, or"
+    " .corpusmill in the folder that Dagster was started in."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +73,23 @@ class Pipeline:
     def is_made_in(self, run_id: str, asset: str) -> bool:
         """Whether this very run built the asset's artifact, or verified it by its hashes and reused it."""
         return (self._folder(asset) / f"run-{run_id}.json").exists()
+
+    def record_revision(self, rows: ArtifactRef, revision: str) -> None:
+        """Remember which revision of the source the sealed rows are of; of several that gave them, the latest."""
+        replace_file(self._revision_path(rows.digest), revision)
+
+    def revision_of(self, ref: ArtifactRef) -> str | None:
+        """The revision that the rows of an artifact were read from; None where it was not remembered.
+
+        A report comes from no rows: it shows what is there, and is about the latest.
+        """
+        digests = {**ref.lineage, ref.asset: ref.digest}
+        latest = (rows.digest for rows in self.recorded(ROWS_ASSET))
+        path = self._revision_path(digests.get(ROWS_ASSET) or next(latest, "none"))
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+
+    def _revision_path(self, rows_digest: str) -> Path:
+        return self._folder(REVISION_TAG) / f"{rows_digest}.txt"
 
     def _wanted(self, asset: str) -> dict[str, Any]:
         """What an artifact's record must say: parameters, and places, which tell apart two sources of equal names."""
@@ -113,11 +142,24 @@ def run_ids_of(run: dg.DagsterRun) -> tuple[str, ...]:
     return tuple(run_id for run_id in (run.run_id, run.parent_run_id, run.root_run_id) if run_id)
 
 
-class PipelineResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """Which recipe is built and where: empty values mean CORPUSMILL_RECIPE and CORPUSMILL_HOME."""
+def listed_revision(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
+    """The revision that a run found when it listed the source, or that the run found which it is a re-execution of."""
+    found = (tags_of(instance, run_id).get(REVISION_TAG) for run_id in run_ids_of(run))
+    return next((revision for revision in found if revision is not None), None)
 
-    recipe: str = ""
-    home: str = ""
+
+def tag_revision(instance: dg.DagsterInstance, run_id: str, pipeline: Pipeline, ref: ArtifactRef) -> None:
+    """Tag a run that did not list the source with the revision that its artifact comes from, where that is known."""
+    if REVISION_TAG not in tags_of(instance, run_id) and (revision := pipeline.revision_of(ref)) is not None:
+        tag_run(instance, run_id, revision_tag(revision))
+
+
+class PipelineResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Which recipe is built and where."""
+
+    recipe: str = Field(default="", description=RECIPE_IN_WORDS)
+    home: str = Field(default="", description=HOME_IN_WORDS)
+    _empty_is_default = model_validator(mode="before")(without_empty)
 
     def open(self) -> Pipeline:
         """The store and the recipe in force; RecipeError when the recipe is wrong."""
@@ -131,7 +173,12 @@ class ReferenceIOManager(dg.ConfigurableIOManager):
 
     def handle_output(self, context: dg.OutputContext, obj: ArtifactRef) -> None:
         """Record the artifact under the run and under the parameters that matter to it."""
-        self.pipeline.open().record(obj, context.run_id)
+        pipeline = self.pipeline.open()
+        pipeline.record(obj, context.run_id)
+        run, instance = context.step_context.dagster_run, context.step_context.instance
+        if obj.asset == ROWS_ASSET and (revision := listed_revision(instance, run)) is not None:
+            pipeline.record_revision(obj, revision)
+        tag_revision(instance, context.run_id, pipeline, obj)
 
     def load_input(self, context: dg.InputContext) -> ArtifactRef:
         """The upstream asset's reference for this run; a failure when its artifact is unsealed or quarantined."""
@@ -141,6 +188,7 @@ class ReferenceIOManager(dg.ConfigurableIOManager):
             pipeline.store.open(ref)
         except CorpusmillError as error:
             raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+        tag_revision(context.step_context.instance, context.step_context.run_id, pipeline, ref)
         return ref
 
     def find(self, context: dg.InputContext) -> tuple[ArtifactRef, Path]:

@@ -1,8 +1,13 @@
-"""Runs that start by themselves: one run a new listing, and that run redoes only what changed."""
+"""How runs start: jobs by name, and by themselves one run a new listing, which redoes only what changed.
 
+However a run was started, its tags say its recipe and the revision that it is about.
+"""
+
+import hashlib
+import json
 import os
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -10,9 +15,10 @@ import pytest
 import small_corpus
 from small_corpus import Built
 
-from pipeline_assets.automation import EVERYTHING, everything, new_revision_sensor, nightly_schedule
-from pipeline_assets.definitions import build_definitions, definitions
+from pipeline_assets.automation import EVERYTHING, JOBS, everything, new_revision_sensor, nightly_schedule
+from pipeline_assets.definitions import CHECKS, build_definitions, definitions
 from pipeline_assets.pools import revision_of
+from pipeline_assets.recipe import load_recipe
 from pipeline_assets.references import PipelineResource
 from pipeline_assets.stripes import units_in
 from training_io.errors import SourceError
@@ -21,6 +27,18 @@ CHANGED_FILE = Path("beta") / "b_000.parquet"
 CHANGED_ROW = 20  # neither it nor what replaces it is in the tokenizer sample
 FLOW = ("raw_row_groups", "reference_sets", "minhash_signatures", "lsh_clusters", "tokenizer", "document_tokens")
 FLOW += ("tokenizer_report", "split_documents", "token_shards", "packing_plan")
+
+DEDUPLICATION = {"raw_row_groups", "reference_sets", "minhash_signatures", "lsh_clusters"}
+PREPARATION = {"tokenizer", "document_tokens", "tokenizer_report", "split_documents", "token_shards", "packing_plan"}
+PREPARATION |= {"packing_stats", "mixture_ledger", "handoff_package"}
+JOB_ASSETS = {
+    "everything": DEDUPLICATION | PREPARATION | {"varlen_training_run", "quality_report"},
+    "dedup_only": DEDUPLICATION,
+    "tokens_and_packs": PREPARATION,
+    "train": {"varlen_training_run"},
+    "report_only": {"quality_report"},
+}
+TAGS = ("corpusmill/recipe", "corpusmill/recipe_digest", "dataset_revision")
 
 
 @pytest.fixture
@@ -177,9 +195,111 @@ def test_every_asset_that_is_materialized_warns_of_a_missed_night_and_fails_afte
     }
 
 
-def test_the_job_is_every_asset_and_every_check() -> None:
-    job = definitions.resolve_job_def(EVERYTHING)
-    keys = {key.path[-1] for key in job.asset_layer.executable_asset_keys}
-    assert keys >= set(small_corpus.STAGES)
-    checks = {key for check in small_corpus.CHECKS for key in check.check_keys}
-    assert job.asset_layer.asset_graph.asset_check_keys >= checks
+@pytest.mark.parametrize("name", JOB_ASSETS)
+def test_a_job_is_its_assets_with_all_of_their_checks(name: str) -> None:
+    job = definitions.resolve_job_def(name)
+    assert {key.path[-1] for key in job.asset_layer.executable_asset_keys} == JOB_ASSETS[name]
+    keys = [key for check in CHECKS for key in check.check_keys]
+    assert job.asset_layer.asset_graph.asset_check_keys == {
+        key for key in keys if key.asset_key.path[-1] in JOB_ASSETS[name]
+    }
+
+
+def test_the_jobs_are_described_and_cover_the_flow() -> None:
+    assert [job.name for job in JOBS] == list(JOB_ASSETS)
+    assert JOB_ASSETS[EVERYTHING] == set(small_corpus.STAGES)
+    for job in JOBS:
+        assert job.description
+        assert job.description.endswith(".")
+
+
+def test_the_jobs_one_after_another_give_the_bytes_of_everything(clean: Built, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    resolved = build_definitions(PipelineResource(recipe=str(clean.recipe), home=str(home)))
+    done: set[str] = set()
+    with small_corpus.short_instance() as instance:
+        for name in ("dedup_only", "tokens_and_packs", "train", "report_only"):
+            job = resolved.resolve_job_def(name)
+            result = job.execute_in_process(instance=instance, raise_on_error=False)
+            assert result.success, small_corpus.failures(result)
+            assert all(evaluation.passed for evaluation in small_corpus.evaluations(result).values())
+            done |= JOB_ASSETS[name]
+            others = JOB_ASSETS[EVERYTHING] - done
+            assert small_corpus.artifact_files(home) == small_corpus.artifact_files(clean.home, leave_out=[*others])
+    assert done == JOB_ASSETS[EVERYTHING]
+
+
+def expected_tags(recipe: Path, revision: str) -> dict[str, str]:
+    """What a run's tags are to say, the digest by the standard library alone."""
+    values = load_recipe(str(recipe)).model_dump(mode="json")
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return dict(zip(TAGS, ("small", hashlib.sha256(text.encode()).hexdigest()[:12], revision[:12]), strict=True))
+
+
+def tags_of(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> dict[str, str]:
+    assert result.success, small_corpus.failures(result)
+    run = instance.get_run_by_id(result.run_id)
+    assert run is not None
+    return {name: value for name, value in run.tags.items() if name in TAGS}
+
+
+def one_asset(name: str) -> Callable[[Built, dg.DagsterInstance], dg.ExecuteInProcessResult]:
+    return lambda built, instance: small_corpus.materialize(built.recipe, built.home, name, instance=instance)
+
+
+def one_check(built: Built, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
+    return small_corpus.run_checks(built.recipe, built.home, "shards_end_every_document_once", instance=instance)
+
+
+def run_of_the_schedule(built: Built, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
+    context = dg.build_schedule_context(instance, scheduled_execution_time=datetime(2030, 1, 1, 3, tzinfo=UTC))
+    (request,) = nightly_schedule.evaluate_tick(context).run_requests or []
+    resource = PipelineResource(recipe=str(built.recipe), home=str(built.home))
+    job = build_definitions(resource).resolve_job_def(nightly_schedule.job_name)
+    return small_corpus.execute(job, instance, ["dataset_revision", *FLOW], **request.tags)
+
+
+STARTS = {
+    "the source alone": one_asset("dataset_revision"),
+    "the rows alone": one_asset("raw_row_groups"),
+    "a mapped asset alone": one_asset("token_shards"),
+    "the report alone": one_asset("quality_report"),
+    "a check alone": one_check,
+    "the schedule": run_of_the_schedule,
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_run_is_tagged_with_recipe_and_revision_however_it_was_started(
+    start: str, copy: Built, instance: dg.DagsterInstance
+) -> None:
+    revision = revision_of(PipelineResource(recipe=str(copy.recipe), home=str(copy.home)).open())
+    assert tags_of(instance, STARTS[start](copy, instance)) == expected_tags(copy.recipe, revision)
+
+
+def test_a_run_that_does_not_read_the_source_is_about_the_revision_of_its_inputs(
+    corpus: Path, instance: dg.DagsterInstance
+) -> None:
+    home, before = corpus.parent / "home", revision(corpus)
+
+    def run(*assets: str) -> dict[str, str]:
+        return tags_of(instance, small_corpus.materialize(corpus, home, *assets, instance=instance))
+
+    assert run("raw_row_groups", "reference_sets") == expected_tags(corpus, before)
+    change_one_file(corpus)
+    after = revision(corpus)
+    assert after[:12] != before[:12]
+    assert run("dataset_revision") == expected_tags(corpus, after)
+    assert run("minhash_signatures") == expected_tags(corpus, before)
+    assert run("raw_row_groups", "reference_sets") == expected_tags(corpus, after)
+    assert run("minhash_signatures") == expected_tags(corpus, after)
+
+
+def test_tags_that_a_run_was_given_yield_to_what_it_does(corpus: Path, instance: dg.DagsterInstance) -> None:
+    """A re-execution is given its parent's tags, and may be of another recipe by then."""
+    job = build_definitions(resource_over(corpus)).resolve_job_def(EVERYTHING)
+    given = expected_tags(corpus, "0" * 64)
+    small_corpus.write_recipe(corpus.parent, {"training.steps": 2, "training.warmup_steps": 0})
+    expected = expected_tags(corpus, revision(corpus))
+    assert [given[name] == expected[name] for name in TAGS] == [True, False, False]
+    assert tags_of(instance, small_corpus.execute(job, instance, ["raw_row_groups"], **given)) == expected

@@ -11,8 +11,9 @@ import dagster as dg
 import pytest
 import tiny_artifacts
 
+from pipeline_assets.launch import TrainingOverrides
 from pipeline_assets.recipe import load_recipe
-from pipeline_assets.training import TrainingOverrides, _settings
+from pipeline_assets.training import _settings
 from training_io import gpu_io_manager
 from training_io.errors import FormatError, RecipeError
 from training_io.gpu_io_manager import DeviceInput, GpuIOManager, device_type, may_have_gpu, why_cpu
@@ -128,8 +129,10 @@ def test_a_dtype_of_the_resource_replaces_the_recipes_and_is_what_the_run_is_kno
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(root, settings, message):
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(dg.Failure, match=f"RecipeError: {message}") as refused:
         load(root, **settings)
+    assert isinstance(refused.value.__cause__, RecipeError)
+    assert not refused.value.allow_retries
 
 
 @pytest.mark.parametrize("depth", [1, 16])
@@ -206,6 +209,6 @@ def test_dagster_hands_the_description_to_the_asset_below(root):
         raise_on_error=False,
     )
     (failure,) = failed.get_step_failure_events()
-    assert failure.step_failure_data.error.cause.cls_name == "RecipeError"
-    assert "gpu_io_manager.device" in failure.step_failure_data.error.cause.message
+    description = failure.step_failure_data.user_failure_data.description
+    assert description.startswith("RecipeError: gpu_io_manager.device: expected auto, cpu")
     assert len(handed) == 1

@@ -13,12 +13,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import dagster as dg
+from pydantic import Field, model_validator
 
 from training_io.errors import RecipeError
 
 DEVICES = r"auto|cpu|cuda(:\d+)?"
 DTYPES = ("auto", "float32", "bfloat16")
 MAX_PREFETCH_DEPTH = 16
+DEFAULT_PREFETCH_DEPTH = 3
+DEVICE_IN_WORDS = (
+    "Where to train: auto (the GPU where there is one, else the CPU), cpu, cuda or cuda:<number>. Default: auto."
+)
+DTYPE_IN_WORDS = f"What to compute in: {', '.join(DTYPES)}; auto is the recipe's training.dtype. Default: auto."
+PREFETCH_IN_WORDS = (
+    f"How many steps are staged ahead of the one that trains: 1 to {MAX_PREFETCH_DEPTH}; more costs memory."
+    f" Default: {DEFAULT_PREFETCH_DEPTH}."
+)
 
 
 class SealedArtifact(Protocol):
@@ -65,17 +75,19 @@ class DeviceInput:
     prefetch_depth: int
 
 
+def without_empty(values: Any) -> Any:
+    """Settings without those that were left empty: where there is a default Dagster admits null, and pydantic not."""
+    return {name: value for name, value in values.items() if value is not None} if isinstance(values, dict) else values
+
+
 class GpuIOManager(dg.ConfigurableIOManager):
-    """Gives `varlen_training_run` its token shards and its packing plan as streams on a device.
+    """Gives `varlen_training_run` its token shards and its packing plan as streams on a device."""
 
-    `device` is auto (the GPU where there is one), cpu, cuda or cuda:<number>; `dtype` is auto (the recipe's), float32
-    or bfloat16; `prefetch_depth` is 1 to 16 steps.
-    """
-
-    device: str = "auto"
-    dtype: str = "auto"
-    prefetch_depth: int = 3
+    device: str = Field(default="auto", description=DEVICE_IN_WORDS)
+    dtype: str = Field(default="auto", description=DTYPE_IN_WORDS)
+    prefetch_depth: int = Field(default=DEFAULT_PREFETCH_DEPTH, description=PREFETCH_IN_WORDS)
     references: dg.ResourceDependency[dg.IOManager]
+    _empty_is_default = model_validator(mode="before")(without_empty)
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
         """Nothing is ever written through it."""
@@ -84,15 +96,16 @@ class GpuIOManager(dg.ConfigurableIOManager):
         )
 
     def load_input(self, context: dg.InputContext) -> DeviceInput:
-        """The upstream artifact as a stream on the configured device; RecipeError for impossible settings.
+        """The upstream artifact as a stream on the configured device; a failure for impossible settings.
 
         A device that is not here is refused before anything is looked up.
         """
-        _check_setting("device", self.device, re.fullmatch(DEVICES, self.device), "auto, cpu, cuda or cuda:<number>")
-        _check_setting("dtype", self.dtype, self.dtype in DTYPES, f"one of {', '.join(DTYPES)}")
-        is_depth = 1 <= self.prefetch_depth <= MAX_PREFETCH_DEPTH
-        _check_setting("prefetch_depth", self.prefetch_depth, is_depth, f"1 to {MAX_PREFETCH_DEPTH} steps")
-        if (reason := why_cpu(self.device)) is not None:
+        try:
+            check_settings(self.device, self.dtype, self.prefetch_depth)
+            reason = why_cpu(self.device)
+        except RecipeError as error:
+            raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+        if reason is not None:
             context.log.info(f"gpu_io_manager: {reason}")
         finder: ArtifactFinder = self.references  # type: ignore[assignment] # any IO manager that can find
         artifact, folder = finder.find(context)
@@ -106,6 +119,14 @@ class GpuIOManager(dg.ConfigurableIOManager):
             dtype=self.dtype,
             prefetch_depth=self.prefetch_depth,
         )
+
+
+def check_settings(device: str, dtype: str, prefetch_depth: int) -> None:
+    """RecipeError for a setting that no machine could follow; whether the device is here is not asked."""
+    _check_setting("device", device, re.fullmatch(DEVICES, device), "auto, cpu, cuda or cuda:<number>")
+    _check_setting("dtype", dtype, dtype in DTYPES, f"one of {', '.join(DTYPES)}")
+    is_depth = 1 <= prefetch_depth <= MAX_PREFETCH_DEPTH
+    _check_setting("prefetch_depth", prefetch_depth, is_depth, f"1 to {MAX_PREFETCH_DEPTH} steps")
 
 
 def device_type(device: str) -> str:
@@ -143,5 +164,5 @@ def may_have_gpu() -> bool:
 def _check_setting(name: str, value: object, is_possible: object, expected: str) -> None:
     if not is_possible:
         raise RecipeError(
-            f"gpu_io_manager.{name}: expected {expected}, found {value!r}. Change the resource's configuration."
+            f"gpu_io_manager.{name}: expected {expected}, found {value!r}. Correct {name} in the run's configuration."
         )
