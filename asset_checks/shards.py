@@ -134,9 +134,9 @@ def shards_hold_every_document_once(
         )
         at = int(differing[0]) if len(differing) else len(found)
         violations.append(
-            f"{index.split}: {lost:,} documents of the split are not in the shards with their tokens,"
-            f" {extra:,} others are, {len(found):,} in the shards and {len(wanted):,} in the tables;"
-            f" the first difference is at document {at:,}, {_named(found, at)} where {_named(wanted, at)} belongs"
+            f"{index.split}: the first difference is at document {at:,}, {_named(found, at)} where"
+            f" {_named(wanted, at)} belongs; {lost:,} documents of the split are not in the shards with their tokens,"
+            f" {extra:,} others are, {len(found):,} in the shards and {len(wanted):,} in the tables"
         )
     return verdict_of(
         "documents in the shards = documents of the split, in order, token for token",

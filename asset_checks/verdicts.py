@@ -4,6 +4,7 @@ In: a function that recounts one law from sealed bytes and returns a verdict. Ou
 metadata keys everywhere. A blocking check that fails or crashes quarantines the artifact, so that materializing only
 what is downstream cannot use bad data either; when it passes, it takes back what it held against the artifact.
 A run that found every judged asset unchanged shows the pass that was counted before, and names the run that counted it.
+What a check said last is recorded, whatever it was, for `quality_report`.
 """
 
 import inspect
@@ -14,13 +15,12 @@ from typing import Any
 import dagster as dg
 
 from asset_checks.remembered import VERDICTS_FOLDER, basis_of, forget, recall, remember
-from pipeline_assets.references import run_ids_of
+from pipeline_assets.references import run_ids_of, tag_revision
 from pipeline_assets.report import rows_metadata
-from pipeline_assets.stripes import Stage, merged_lineage, stage_of
+from pipeline_assets.stripes import Stage, merged_lineage, stage_of, time_in_words
+from pipeline_assets.verdict_records import MAX_EXAMPLES, VerdictRecord, forget_verdict, record_verdict
 from resources.artifact_store import ArtifactRef
 from training_io.manifest import quarantine_reasons
-
-MAX_EXAMPLES = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,9 @@ class Verdict:
 
 
 Judge = Callable[..., Verdict]
+
+HURRIED = {"dagster/priority": "1"}
+"""What holds nothing back is not waited for: it runs ahead, so that the report at the end has it."""
 
 
 def verdict_of(expected: str, violations: Sequence[str], found: str) -> Verdict:
@@ -68,12 +71,15 @@ def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefi
         blocking=blocking,
         additional_deps=assets[1:],
         required_resource_keys={"pipeline"},
+        op_tags=None if blocking else HURRIED,
     )
     def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         stage = stage_of(context, is_judging=True)
+        started = stage.clock()
         run_ids = run_ids_of(context.run)
         refs = {name: stage.pipeline.resolve(name, run_ids) for name in assets}
         lineage = merged_lineage(refs)
+        tag_revision(context.instance, context.run.run_id, stage.pipeline, refs[judged])
         basis = basis_of(lineage, stage.recipe.model_dump(mode="json"))
         ref = refs[judged]
         path = stage.store.root / VERDICTS_FOLDER / judged / ref.identity / f"{judge.__name__}.json"
@@ -84,6 +90,7 @@ def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefi
             verdict = Verdict(**remembered)
         else:
             forget(path)  # first, so that neither a failure nor a kill leaves a pass standing
+            forget_verdict(stage.store, ref, judge.__name__)
             verdict = replace(_counted(judge, stage, refs, blocking), counted_in=context.run.run_id)
             if is_verified and not verdict.num_violations:
                 remember(path, basis, asdict(verdict))
@@ -92,6 +99,8 @@ def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefi
             stage.store.quarantine(ref, judge.__name__, verdict.found)
         elif blocking:
             stage.store.lift(ref, judge.__name__)
+        record_verdict(stage.store, ref, judge.__name__, _record(verdict, refs, holds_back))
+        stage.say(f"{judge.__name__}: {verdict.found} ({time_in_words(stage.clock() - started)})")
         return _result(verdict, holds_back)
 
     return check
@@ -104,7 +113,30 @@ def _counted(judge: Judge, stage: Stage, refs: Mapping[str, ArtifactRef], blocki
     except Exception as error:
         if blocking:
             stage.store.quarantine(judged, judge.__name__, f"the check crashed: {error}")
+        record_verdict(stage.store, judged, judge.__name__, _crash(error, refs))
         raise
+
+
+def _record(verdict: Verdict, refs: Mapping[str, ArtifactRef], holds_back: bool) -> VerdictRecord:
+    return VerdictRecord(
+        judged={name: ref.digest for name, ref in refs.items()},
+        outcome="passed" if not verdict.num_violations else "failed" if holds_back else "warned",
+        expected=verdict.expected,
+        found=verdict.found,
+        num_violations=verdict.num_violations,
+        examples=verdict.examples,
+        numbers=verdict.numbers,
+    )
+
+
+def _crash(error: Exception, refs: Mapping[str, ArtifactRef]) -> VerdictRecord:
+    return VerdictRecord(
+        judged={name: ref.digest for name, ref in refs.items()},
+        outcome="crashed",
+        expected="a verdict",
+        found=f"the check crashed: {type(error).__name__}: {error}",
+        num_violations=0,
+    )
 
 
 def _result(verdict: Verdict, is_error: bool) -> dg.AssetCheckResult:

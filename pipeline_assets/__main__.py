@@ -36,6 +36,7 @@ from training_io.errors import CorpusmillError, RecipeError, SourceError
 Result = dg.ExecuteInProcessResult | dg.JobExecutionResult
 INTERRUPTED = "interrupted; run again to go on from what is done"
 TRAINING_ASSET = "varlen_training_run"
+REPORT_ASSET, REPORT_PAGE = "quality_report", "report.html"
 COLUMNS = ("stage", "asset", "stripes", "rows", "tokens", "bytes", "seconds", "passed", "warned", "failed")
 
 
@@ -128,6 +129,9 @@ def _run(home: Path, instance_folder: Path, without_training: bool, output: Path
     for line in lines:
         if line.folder is not None:
             say(f"  {line.asset:<20} {line.folder}")
+    for line in lines:
+        if line.asset == REPORT_ASSET and line.folder is not None:
+            say(f"Open the report in a browser: {Path(line.folder) / REPORT_PAGE}")
     say("Open the UI with `make ui`, or look at one of them with `python -m training_io inspect`.")
     if not result.success:
         complain("\nFailed:\n" + _printable_lines("\n".join(reasons)))

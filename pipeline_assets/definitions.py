@@ -8,6 +8,7 @@ from asset_checks import headroom as headroom_checks
 from asset_checks import hits as hit_checks
 from asset_checks import ledger as ledger_checks
 from asset_checks import packs as pack_checks
+from asset_checks import quality_report as quality_report_checks
 from asset_checks import references as reference_checks
 from asset_checks import removals as removal_checks
 from asset_checks import shards as shard_checks
@@ -17,11 +18,12 @@ from asset_checks import splits as split_checks
 from asset_checks import tokenizer_report as tokenizer_report_checks
 from asset_checks import tokens as token_checks
 from asset_checks import training as training_checks
-from pipeline_assets.automation import everything, new_revision_sensor, nightly_schedule, with_freshness
+from pipeline_assets.automation import JOBS, new_revision_sensor, nightly_schedule, with_freshness
 from pipeline_assets.clusters import lsh_clusters
 from pipeline_assets.handoff import handoff_package
 from pipeline_assets.ledger import mixture_ledger
 from pipeline_assets.packs import packing_plan, packing_stats
+from pipeline_assets.quality_report import quality_report_over
 from pipeline_assets.references import PipelineResource, ReferenceIOManager
 from pipeline_assets.shards import token_shards
 from pipeline_assets.signatures import minhash_signatures
@@ -50,9 +52,8 @@ MATERIALIZED = (
     handoff_package,
     varlen_training_run,
 )
-ASSETS = (dataset_revision, *with_freshness(MATERIALIZED))
 
-CHECKS = (
+CHECKS_OF_DATA = (
     *source_checks.CHECKS,
     *reference_checks.CHECKS,
     *signature_checks.CHECKS,
@@ -70,6 +71,10 @@ CHECKS = (
     *training_checks.CHECKS,
 )
 
+quality_report = quality_report_over(CHECKS_OF_DATA)
+ASSETS = (dataset_revision, *with_freshness((*MATERIALIZED, quality_report)))
+CHECKS = (*CHECKS_OF_DATA, *quality_report_checks.CHECKS)
+
 
 def build_definitions(pipeline: PipelineResource | None = None) -> dg.Definitions:
     """All definitions over one pipeline resource: the environment's recipe and home unless another one is given."""
@@ -78,7 +83,7 @@ def build_definitions(pipeline: PipelineResource | None = None) -> dg.Definition
     return dg.Definitions(
         assets=ASSETS,
         asset_checks=CHECKS,
-        jobs=[everything],
+        jobs=JOBS,
         sensors=[new_revision_sensor],
         schedules=[nightly_schedule],
         resources={

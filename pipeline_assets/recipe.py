@@ -924,6 +924,22 @@ UPSTREAM: Mapping[str, tuple[str, ...]] = {
     "mixture_ledger": ("token_shards", "packing_plan"),
     "handoff_package": ("raw_row_groups", "split_documents", "tokenizer", "token_shards", "packing_plan"),
     "varlen_training_run": ("token_shards", "packing_plan"),
+    "quality_report": (
+        "raw_row_groups",
+        "reference_sets",
+        "minhash_signatures",
+        "lsh_clusters",
+        "tokenizer",
+        "document_tokens",
+        "tokenizer_report",
+        "split_documents",
+        "token_shards",
+        "packing_plan",
+        "packing_stats",
+        "mixture_ledger",
+        "handoff_package",
+        "varlen_training_run",
+    ),
 }
 """What each asset reads. The definitions' graph is compared with it by a test."""
 
@@ -943,6 +959,7 @@ STAGES: Mapping[str, str] = {
     "mixture_ledger": "packs",
     "handoff_package": "training",
     "varlen_training_run": "training",
+    "quality_report": "training",
 }
 """The stage that each asset belongs to, in the order of the flow."""
 
@@ -969,6 +986,7 @@ def own_parameters(recipe: Recipe, asset: str) -> dict[str, Any]:
         "packing_stats": {"packs": recipe.packs},
         "handoff_package": {"name": recipe.name},
         "varlen_training_run": {"training": recipe.training},
+        "quality_report": {"name": recipe.name},
     }
     return {key: _plain(value) for key, value in sections[asset].items()}
 

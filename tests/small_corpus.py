@@ -33,6 +33,7 @@ import asset_checks.headroom
 import asset_checks.hits
 import asset_checks.ledger
 import asset_checks.packs
+import asset_checks.quality_report
 import asset_checks.references
 import asset_checks.removals
 import asset_checks.shards
@@ -66,7 +67,7 @@ from training_io.errors import CorpusmillError
 ROOT = Path(__file__).resolve().parents[1]
 ROWS_PER_GROUP = 12
 EOS = "<|endoftext|>"
-TRAINING = "varlen_training_run"
+TRAINING, REPORT = LAST = ("varlen_training_run", "quality_report")
 CHECK_MODULES = (
     asset_checks.source,
     asset_checks.references,
@@ -83,6 +84,7 @@ CHECK_MODULES = (
     asset_checks.headroom,
     asset_checks.handoff,
     asset_checks.training,
+    asset_checks.quality_report,
 )
 CHECK_NAMES = tuple(key.name for check in CHECKS for key in check.check_keys)
 
@@ -294,7 +296,9 @@ def short_instance() -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-def run_checks(recipe: Path, home: Path, *names: str) -> dg.ExecuteInProcessResult:
+def run_checks(
+    recipe: Path, home: Path, *names: str, instance: dg.DagsterInstance | None = None
+) -> dg.ExecuteInProcessResult:
     """Execute some checks and no asset, as the UI's button does."""
     keys = [key for check in CHECKS for key in check.check_keys if key.name in names]
     assert sorted(key.name for key in keys) == sorted(names), names
@@ -302,7 +306,7 @@ def run_checks(recipe: Path, home: Path, *names: str) -> dg.ExecuteInProcessResu
         build_definitions(PipelineResource(recipe=str(recipe), home=str(home))),
         dg.Definitions(jobs=[dg.define_asset_job("checks_alone", selection=dg.AssetSelection.checks(*keys))]),
     )
-    return execute(definitions.resolve_job_def("checks_alone"), None)
+    return execute(definitions.resolve_job_def("checks_alone"), instance)
 
 
 def materialized_metadata(result: dg.ExecuteInProcessResult) -> dict[str, dict[str, Any]]:
@@ -432,7 +436,8 @@ def artifact_files(home: Path, *, leave_out: Sequence[str] = ()) -> dict[str, st
         for path in sorted(home.rglob("*"))
         if path.is_file()
         and path.name != "run.json"
-        and path.relative_to(home).parts[0] not in ("_references", "_training", "_verdicts", "dagster", *leave_out)
+        and path.relative_to(home).parts[0]
+        not in ("_references", "_training", "_verdicts", "_pages", "dagster", *leave_out)
     }
 
 

@@ -489,6 +489,14 @@ def misstate_the_ledger(built: Built) -> str:
     return f"pool {rows[1]['pool']}: expected eos_tokens"
 
 
+def fetch_a_picture(built: Built) -> str:
+    path = whole(built, "quality_report") / "report.html"
+    html = path.read_text(encoding="utf-8")
+    path.write_text(html.replace("</main>", '<img src="https://example/x.png" alt=""></main>'), encoding="utf-8")
+    seal_again(built, path.parent)
+    return "expected src within the page, found 'https://example/x.png'"
+
+
 POISONS: dict[str, Callable[[Built], str]] = {
     "every_source_row_is_used_or_counted": lose_a_row,
     "doc_ids_are_hashes_of_texts": alter_a_text,
@@ -531,6 +539,7 @@ POISONS: dict[str, Callable[[Built], str]] = {
     "first_loss_is_that_of_guessing": raise_the_first_loss,
     "one_pack_can_be_overfitted": spoiling_weights("expected a loss below half of", empty_the_table),
     "validation_loss_falls": raise_the_last_loss,
+    "report_is_self_contained": fetch_a_picture,
 }
 
 

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from pipeline_assets.automation import JOBS
 from pipeline_assets.definitions import ASSETS, CHECKS
 from pipeline_assets.recipe import BUILT_IN
 
@@ -27,6 +28,12 @@ def test_the_table_names_every_asset_and_every_check_with_its_severity():
         assert spec.name in row
     named = set(re.findall(r"\b[a-z0-9]+(?:_[a-z0-9]+){2,}\b", table))
     assert {name for name in named if name not in {asset.key.path[-1] for asset in ASSETS}} <= {s.name for s in specs}
+
+
+def test_every_job_is_named_by_its_name():
+    start = README.index("Jobs launch parts of the flow")
+    sentence = README[start : README.index("Every run is tagged", start)]
+    assert set(re.findall(r"`(\w+)`", sentence)) == {job.name for job in JOBS}
 
 
 def test_every_built_in_recipe_is_described():

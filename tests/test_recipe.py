@@ -527,7 +527,7 @@ CANNOT_CHANGE = None
 
 # One row a leaf of the sample recipe: a valid change of it, and the assets whose own values it is among.
 LEAVES = {
-    "name": ({"name": "other"}, ["handoff_package"]),
+    "name": ({"name": "other"}, ["handoff_package", "quality_report"]),
     "seed": ({"seed": 1}, ["reference_sets", "lsh_clusters", "document_tokens", "tokenizer_report", "packing_plan"]),
     "source.kind": ({"source": LOCAL}, ["raw_row_groups"]),
     "source.max_prose_bytes": ({"source.max_prose_bytes": 1}, ["raw_row_groups"]),

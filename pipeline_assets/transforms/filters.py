@@ -28,6 +28,8 @@ FILTERS: Mapping[str, str] = {
 PASSED = -1
 
 Limit = tuple[str, ...] | float
+Limits = Mapping[str, Limit]
+"""The filters of one pool, by name."""
 Bools = npt.NDArray[np.bool_]
 
 
@@ -53,7 +55,7 @@ def passes(values: pa.Array, limit: Limit) -> Bools:
     return np.asarray(mask.fill_null(False), dtype=np.bool_)
 
 
-def first_failures(columns: Mapping[str, pa.Array], limits: Mapping[str, Limit]) -> I64:
+def first_failures(columns: Mapping[str, pa.Array], limits: Limits) -> I64:
     """Place in FILTERS of the first filter that each row fails, PASSED where it fails none: int64[n].
 
     `columns` has the arrays of n rows that the limits, by filter, look at.
@@ -66,9 +68,7 @@ def first_failures(columns: Mapping[str, pa.Array], limits: Mapping[str, Limit])
     return failures
 
 
-def measure_filters(
-    columns: Mapping[str, pa.Array], text_bytes: I64, limits: Mapping[str, Limit]
-) -> dict[str, FilterEffect]:
+def measure_filters(columns: Mapping[str, pa.Array], text_bytes: I64, limits: Limits) -> dict[str, FilterEffect]:
     """The effect of each filter on rows with texts of so many bytes, int64[n], in the order of FILTERS."""
     failures = first_failures(columns, limits)
     return {
@@ -88,7 +88,7 @@ def _effect(is_removed: Bools, is_failing: Bools, values: pa.Array, text_bytes: 
     )
 
 
-def filter_that_excludes(bounds: Mapping[str, tuple[Any, Any]], limits: Mapping[str, Limit]) -> str | None:
+def filter_that_excludes(bounds: Mapping[str, tuple[Any, Any]], limits: Limits) -> str | None:
     """The first filter that no row can pass whose values lie between the column's (smallest, largest), or None.
 
     (None, None) says that all values of the column are null; a column without bounds proves nothing.

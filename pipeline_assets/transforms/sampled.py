@@ -196,9 +196,14 @@ def _round_numbers(low: float, high: float, finest: float) -> list[float]:
         for digit in (1, 2, 5):
             step = digit * Fraction(10) ** power
             multiples = range(ceil(lowest / step), floor(highest / step) + 1)
-            if step >= finest and len(multiples) <= MAX_THRESHOLDS:
+            if step >= finest and len(multiples) <= MAX_THRESHOLDS and _are_on_grid(multiples, step):
                 return [float(number * step) for number in multiples]
     return []
+
+
+def _are_on_grid(multiples: range, step: Fraction) -> bool:
+    """Whether none of a step's multiples lies in the gap that the grid has on both sides of 0."""
+    return all(number == 0 or abs(number) * step >= Fraction(10) ** SMALLEST_EXPONENT for number in multiples)
 
 
 def text_lengths(texts: pa.Array | pa.ChunkedArray) -> dict[str, I64]:

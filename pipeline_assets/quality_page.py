@@ -1,0 +1,236 @@
+"""How a report becomes one page of HTML that stands by itself.
+
+In: headings, tables, pictures and drawings as plain values. Out: HTML text without a script, a link to elsewhere or a
+request. Promise: whatever a text holds is shown and never run: every value is escaped, what is unprintable is spelled
+out, and only drawings, which are made of numbers, are put in as they are. The same page gives the same text.
+"""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources as package_resources
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pipeline_assets.transforms.lookup import excerpt, printable
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+TEMPLATE_NAME = "quality_report.html.jinja"
+MAX_PAGE_BYTES = 3_000_000
+MAX_ROWS, MAX_CELL_CHARACTERS = 50, 160
+FEW_ROWS = 5
+SHORT_CHARACTERS, ID_DIGITS = 24, 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of plain values under named columns; `note` says what was left out."""
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutText:
+    """A text in a cell, in parts: ␟ is shown between them, marked so that none of the text's own is taken for it."""
+
+    parts: Sequence[str]
+
+
+class Spelled(str):
+    """A text of which the unprintable characters were spelled out before."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A PNG, and what it shows in words."""
+
+    kind: ClassVar[str] = "picture"
+    png: bytes
+    alternative: str
+
+    @property
+    def address(self) -> str:
+        """The picture itself as a URL."""
+        return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """An SVG element made of numbers alone, and what it shows in words."""
+
+    kind: ClassVar[str] = "drawing"
+    svg: str
+    alternative: str
+    shape: str = "wide"  # wide or square
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """A paragraph."""
+
+    kind: ClassVar[str] = "note"
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckEntry:
+    """What one check said: its law as a sentence, what it found, and what a failure means and asks for."""
+
+    kind: ClassVar[str] = "check"
+    name: str
+    asset: str
+    outcome: str
+    severity: str
+    expected: str
+    found: str
+    description: str
+    numbers: Mapping[str, float]
+    examples: Table | None
+
+    @property
+    def sentence(self) -> str:
+        """The law in words: no_token_sees_another_document is "No token sees another document"."""
+        words = in_words(self.name)
+        return words[:1].upper() + words[1:]
+
+
+Block = Table | Picture | Drawing | Note | CheckEntry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A heading, where links lead to it, and what is below it."""
+
+    heading: str
+    anchor: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A whole report: its title, what is to be known first, and its sections."""
+
+    title: str
+    summary: Sequence[str]
+    sections: Sequence[Section]
+
+
+def in_words(name: str) -> str:
+    """A name of ours as it is read."""
+    return name.replace("_", " ")
+
+
+def table_of(
+    caption: str,
+    rows: Sequence[Mapping[str, Any]],
+    max_rows: int = MAX_ROWS,
+    max_characters: int = MAX_CELL_CHARACTERS,
+) -> Table:
+    """The first rows as a table whose columns are their keys; texts are cut."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    left = len(rows) - max_rows
+    return Table(
+        caption=caption,
+        columns=[in_words(column) for column in columns],
+        rows=[[_cut(row.get(column), max_characters) for column in columns] for row in rows[:max_rows]],
+        note=f"{left:,} more rows are not shown." if left > 0 else "",
+    )
+
+
+def _cut(value: Any, max_characters: int) -> Any:
+    return type(value)(excerpt(value, max_characters)) if isinstance(value, str) else value
+
+
+def render(page: Page) -> str:
+    """The page as HTML."""
+    return _template().render(page=page)
+
+
+def render_within(page: Page, max_bytes: int = MAX_PAGE_BYTES) -> str:
+    """The page as HTML of fewer bytes than `max_bytes`: with shorter tables, then without pictures, where need be."""
+    for shortened in (page, _without(page, _few_rows), _without(_without(page, _few_rows), _no_picture)):
+        html = render(shortened)
+        if len(html.encode()) < max_bytes:
+            return html
+    raise AssertionError(f"a page of {len(html.encode()):,} bytes without its pictures")
+
+
+def _without(page: Page, shorten: Callable[[Block], Block]) -> Page:
+    sections = [replace(section, blocks=[shorten(block) for block in section.blocks]) for section in page.sections]
+    return replace(page, sections=sections)
+
+
+def _few_rows(block: Block) -> Block:
+    if isinstance(block, CheckEntry) and block.examples is not None:
+        return replace(block, examples=_few_rows(block.examples))
+    if not isinstance(block, Table) or len(block.rows) <= FEW_ROWS:
+        return block
+    return replace(block, rows=block.rows[:FEW_ROWS], note="More rows are left out, to keep this page small.")
+
+
+def _no_picture(block: Block) -> Block:
+    if not isinstance(block, Picture):
+        return block
+    return Note(text=f"Left out, to keep this page small: {block.alternative}.")
+
+
+@cache
+def _template() -> "Template":
+    from jinja2 import Environment, StrictUndefined  # not with the code location
+
+    source = (package_resources.files("pipeline_assets") / TEMPLATE_NAME).read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"drawn": _drawn, "look": _look}
+    environment.tests |= {"cut": lambda value: isinstance(value, CutText), "counted": _is_counted}
+    return environment.from_string(source)
+
+
+def _drawn(drawing: Drawing) -> Any:
+    """The drawing's SVG, the only text that is not escaped."""
+    from markupsafe import Markup
+
+    return Markup(drawing.svg)
+
+
+def _is_counted(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _look(value: Any) -> str:
+    """The class of a cell: numbers are aligned, ids and short texts kept on a line, long ones given room."""
+    if _is_counted(value):
+        return "number"
+    if isinstance(value, bytes):
+        return "id"
+    return "long" if isinstance(value, CutText) or len(str(value)) > SHORT_CHARACTERS else "short"
+
+
+def _shown(value: Any) -> Any:
+    """A value as it is read: thousands separated, ids by the start of their hex, unprintable characters spelled out."""
+    from markupsafe import Markup
+
+    if isinstance(value, Markup):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    if isinstance(value, bytes):
+        return value.hex()[:ID_DIGITS]
+    if isinstance(value, Spelled) and value.isprintable():
+        return value
+    return printable(str(value))

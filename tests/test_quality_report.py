@@ -1,0 +1,459 @@
+"""The report: what the web wrote is shown and never run, every state of a home is drawn, and the same gives the same."""
+
+import base64
+import json
+import shutil
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import naive_html
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import small_corpus
+from hypothesis import example, given
+from hypothesis import strategies as st
+from small_corpus import Built, evaluations, materialize, materialized_metadata, run_checks
+from test_asset_checks import POISONS, first_slice, seal_again
+
+from asset_checks.quality_report import report_is_self_contained
+from pipeline_assets.definitions import CHECKS_OF_DATA
+from pipeline_assets.findings import KnownCheck
+from pipeline_assets.quality_page import (
+    MAX_PAGE_BYTES,
+    CheckEntry,
+    CutText,
+    Drawing,
+    Note,
+    Page,
+    Picture,
+    Section,
+    Spelled,
+    Table,
+    render,
+    render_within,
+    table_of,
+)
+from pipeline_assets.quality_report import FACTS_NAME, PAGE_NAME, build_report
+from pipeline_assets.suspicious import CONTEXT_CHARACTERS, cut_text, pack_lengths
+from pipeline_assets.tokenizer import open_tokenizer
+from pipeline_assets.transforms.drawings import attention_svg, pack_svg
+from pipeline_assets.transforms.lookup import printable
+from pipeline_assets.verdict_records import VerdictRecord, forget_verdict, read_verdict, record_verdict
+from resources.artifact_store import ArtifactRef
+from training_io.document_index import read_index
+from training_io.errors import FormatError
+from training_io.manifest import MANIFEST_NAME
+from training_io.plan import Plan, ShardsReference, load_plan, plan_packs
+
+KNOWN = tuple(
+    KnownCheck(
+        asset=spec.asset_key.path[-1], name=spec.name, description=spec.description or "", is_blocking=spec.blocking
+    )
+    for check in CHECKS_OF_DATA
+    for spec in check.check_specs
+)
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "{{ 7 * 7 }}{% raw %}{# x #}",
+    "</table></main></body></html>",
+    "</style><style>*{display:none}",
+    "</title><script>",
+    "]]><!-- <![CDATA[",
+    "&lt;b&gt; &amp; &#60; &",
+    "nul \x00, bell \x07, escape \x1b[31m",
+    "reversed \u202e txt.exe \u2066",
+    "back\\slash \\x41 \\n",
+    "␟ of its own",
+    "javascript:alert(1)",
+)
+MARK = "QQQ"
+
+
+def table(text: str) -> Table:
+    cells = [text, Spelled(printable(text)), CutText(parts=[text, text]), 1]
+    return Table(caption=text, columns=[text, "b", "c", "d"], rows=[cells], note=text)
+
+
+def page_with(text: str) -> Page:
+    """A page with the same text wherever one can be."""
+    check = CheckEntry(
+        name="a_law",
+        asset=text,
+        outcome=text,
+        severity=text,
+        expected=text,
+        found=text,
+        description=text,
+        numbers={text: 0.5},
+        examples=table(text),
+    )
+    blocks = (
+        table(text),
+        Picture(png=b"png", alternative=text),
+        Drawing(svg=pack_svg([1], 2), alternative=text),
+        Note(text=text),
+        check,
+    )
+    return Page(title=text, summary=[text], sections=[Section(heading=text, anchor="here", blocks=blocks)])
+
+
+@given(st.one_of(st.sampled_from(HOSTILE), st.text(min_size=1).filter(lambda text: text.strip(" \n"))))
+@example("<b>" * 1_000)
+def test_no_text_changes_the_page_around_it_and_each_comes_back(text: str) -> None:
+    plain, hostile = naive_html.parse(render(page_with(MARK))), naive_html.parse(render(page_with(text)))
+    assert hostile.tags == plain.tags
+    assert [attribute[:2] for attribute in hostile.attributes] == [attribute[:2] for attribute in plain.attributes]
+    shown, found = (
+        [*page.texts, *(value for *_, value in page.attributes if value not in ("long", "short"))]
+        for page in (plain, hostile)
+    )
+    assert sum(MARK in one for one in shown) >= 25
+    for before, after in zip(shown, found, strict=True):
+        if before == MARK or MARK not in before:
+            assert naive_html.spelled_back(after) == before.replace(MARK, text)
+        else:  # beside words of our own, and spaces of a class that are dashes
+            assert naive_html.spelled_back(after) in (
+                before.replace(MARK, text),
+                before.replace(MARK, text.replace(" ", "-")),
+            )
+
+
+def test_a_line_of_a_megabyte_is_text_like_any_other() -> None:
+    line = "<b>'" * 250_000
+    parsed = naive_html.parse(render(Page(title="page", summary=[line], sections=[])))
+    assert line in parsed.texts
+    assert "b" not in parsed.tags
+
+
+def test_what_is_unprintable_is_spelled_out() -> None:
+    html = render(page_with("".join(HOSTILE)))
+    assert not [character for character in html if not character.isprintable() and character != "\n"]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 100))
+def test_a_pack_has_one_block_a_segment_as_wide_as_its_tokens(lengths: list[int], empty: int) -> None:
+    capacity = sum(lengths) + empty
+    svg = ElementTree.fromstring(pack_svg(lengths, capacity))
+    blocks = [node for node in svg if node.tag.endswith("rect")]
+    assert [int(node.attrib["width"]) for node in blocks] == lengths
+    assert [int(node.attrib["x"]) for node in blocks] == [sum(lengths[:number]) for number in range(len(lengths))]
+    assert all(one.attrib["fill"] != other.attrib["fill"] for one, other in pairwise(blocks))
+    width = int(svg.attrib["viewBox"].split()[2])
+    assert sum(int(node.attrib["width"]) for node in blocks) / width == sum(lengths) / capacity
+
+
+def is_inside(x: float, y: float, corners: list[tuple[float, float]]) -> bool:
+    """Even-odd rule: whether a ray to the right crosses the outline an odd number of times."""
+    crossings = 0
+    for (x0, y0), (x1, y1) in pairwise([*corners, corners[0]]):
+        if (y0 > y) != (y1 > y):
+            crossings += x < x0 + (y - y0) * (x1 - x0) / (y1 - y0)
+    return crossings % 2 == 1
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+def test_attention_covers_exactly_the_pairs_of_a_block_diagonal_causal_mask(lengths: list[int]) -> None:
+    svg = ElementTree.fromstring(attention_svg(lengths))
+    outlines = [
+        [tuple(map(float, point.split(","))) for point in node.attrib["points"].split()]
+        for node in svg
+        if node.tag.endswith("polygon")
+    ]
+    assert len(outlines) == len(lengths)
+    segment = [number for number, length in enumerate(lengths) for _ in range(length)]
+    for query in range(len(segment)):
+        for key in range(len(segment)):
+            covered = sum(is_inside(key + 0.5, query + 0.5, corners) for corners in outlines)
+            assert covered == (segment[query] == segment[key] and key <= query), (query, key)
+
+
+def test_a_table_is_cut_and_says_so() -> None:
+    rows = [{"text": "a" * 1_000, "id": bytes([number]) * 32} for number in range(60)] + [{"other": None}]
+    cut = table_of("rows", rows)
+    assert list(cut.columns) == ["text", "id", "other"]
+    assert len(cut.rows) == 50
+    assert all(len(row[0]) == 160 for row in cut.rows)
+    assert "11 more rows" in cut.note
+    assert table_of("rows", rows[:50]).note == ""
+
+
+@pytest.mark.parametrize(("num_pictures", "num_tables"), [(1, 1), (20, 30), (60, 60)])
+def test_the_largest_page_fits_and_says_what_is_left_out(num_pictures: int, num_tables: int) -> None:
+    rows = [{str(column): "&" * 160 for column in range(12)} for _ in range(50)]
+    pictures = [Picture(png=bytes(50_000), alternative=f"picture {number}") for number in range(num_pictures)]
+    tables = [table_of(f"table {number}", rows) for number in range(num_tables)]
+    sections = [Section(heading="all", anchor="all", blocks=[*pictures, *tables])]
+    html = render_within(Page(title="full", summary=[], sections=sections))
+    assert len(html.encode()) < MAX_PAGE_BYTES
+    parsed = naive_html.parse(html)
+    assert parsed.tags.count("table") == num_tables
+    left_out = [text for text in parsed.texts if text.startswith("Left out, to keep this page small: picture")]
+    assert parsed.tags.count("img") + len(left_out) == num_pictures
+    if num_tables == 1:
+        assert not left_out
+        assert html == render(Page(title="full", summary=[], sections=sections))
+    else:
+        assert html.count("More rows are left out") == num_tables
+
+
+def report_of(built: Built) -> tuple[ArtifactRef, naive_html.Parsed, str]:
+    """The report of a home as it is, drawn without Dagster."""
+    ref = build_report(built.stage, KNOWN).ref
+    html = (built.stage.store.folder(ref) / PAGE_NAME).read_text(encoding="utf-8")
+    return ref, naive_html.parse(html), html
+
+
+def outcomes(parsed: naive_html.Parsed) -> dict[str, str]:
+    """Outcome by check; each check is there once."""
+    names = [value.removeprefix("check-") for value in parsed.values("id") if value.startswith("check-")]
+    assert len(set(names)) == len(names)
+    return dict(zip(names, parsed.values("data-outcome"), strict=True))
+
+
+def test_a_clean_home_shows_every_check_once_and_none_failed(clean: Built) -> None:
+    assert clean.result is not None
+    metadata = materialized_metadata(clean.result)["quality_report"]
+    html = Path(metadata["report"]).read_text(encoding="utf-8")
+    parsed = naive_html.parse(html)
+    said = evaluations(clean.result)
+    assert outcomes(parsed) == {check.name: "passed" if said[check.name].passed else "warned" for check in KNOWN}
+    assert metadata["checks_failed"] == metadata["checks_not_counted"] == 0
+    assert metadata["checks_passed"] == Counter(outcomes(parsed).values())["passed"]
+    for check in KNOWN:
+        assert check.description in parsed.texts
+        assert said[check.name].description in html.replace("&#39;", "'").replace("&#34;", '"').replace("&gt;", ">")
+    assert str(clean.home) not in html
+    assert clean.result.run_id not in html
+    assert len(html.encode()) < MAX_PAGE_BYTES
+
+
+def test_the_pictures_are_those_of_the_artifacts_and_all_tags_are_known(clean: Built) -> None:
+    _, parsed, _ = report_of(clean)
+    shown = {base64.b64decode(value.partition(",")[2]) for value in parsed.values("src")}
+    stored = {
+        path.read_bytes()
+        for asset, ref in clean.refs.items()
+        for folder in (clean.folder(asset), *plan_folders(clean, ref))
+        for path in folder.glob("*.png")
+    }
+    assert len(stored) >= 8
+    assert shown == stored
+    assert not {tag.removeprefix("/") for tag in parsed.tags} & {"script", "link", "iframe", "object", "form", "base"}
+    assert all(value.startswith("#") for value in parsed.values("href"))
+    assert all(parsed.values("alt"))
+
+
+def plan_folders(built: Built, ref: ArtifactRef) -> list[Path]:
+    plans = built.stage.open(ref)[1].inputs.get("plans", ())
+    return [built.home / ref.asset / plan["unit"] / plan["identity"] for plan in plans]
+
+
+def test_a_failure_is_drawn_by_materializing_the_report_alone(copy: Built) -> None:
+    name = "every_pair_comes_exactly_once"
+    needle = POISONS[name](copy)
+    assert not evaluations(run_checks(copy.recipe, copy.home, name))[name].passed
+    result = materialize(copy.recipe, copy.home, "quality_report")
+    assert result.success
+    assert evaluations(result)["report_is_self_contained"].passed
+    metadata = materialized_metadata(result)["quality_report"]
+    html = Path(metadata["report"]).read_text(encoding="utf-8")
+    parsed = naive_html.parse(html)
+    found = outcomes(parsed)
+    assert [check for check, outcome in found.items() if outcome == "failed"] == [name]
+    assert metadata["checks_failed"] == 1
+    assert "Every pair comes exactly once" in [text.strip() for text in parsed.texts]
+    assert any(needle in text for text in parsed.texts)
+    assert "held back by its checks" in parsed.texts
+    others = {check.name for check in KNOWN if "packing_plan" in small_corpus.assets_read_by(check.name)} - {name}
+    assert {check for check, outcome in found.items() if outcome == "not counted"} == others  # these are other bytes
+
+
+def test_what_is_not_built_and_not_counted_is_said_to_be_so(tmp_path: Path) -> None:
+    folder = small_corpus.write_corpus(tmp_path)
+    recipe = small_corpus.write_recipe(folder)
+    built = small_corpus.build(recipe, folder / "home", upto="lsh_clusters")
+    ref, parsed, _ = report_of(built)
+    assert set(outcomes(parsed).values()) == {"not counted"}
+    assert ref.counts["assets_shown"] == 4
+    assert "varlen_training_run is not built with this recipe." in parsed.texts
+    assert "Not counted yet on what is there: execute it." in parsed.texts
+    assert "Not drawn: packing_plan is not built with this recipe." in parsed.texts
+
+
+def test_a_crash_and_a_damaged_artifact_are_drawn(copy: Built) -> None:
+    _, path = first_slice(copy)
+    path.write_bytes(b"PAR1 this is no table PAR1")
+    seal_again(copy, copy.folder("lsh_clusters"))
+    assert not run_checks(copy.recipe, copy.home, "every_row_has_one_decision").success
+    (copy.folder("token_shards") / MANIFEST_NAME).unlink()
+    _, parsed, html = report_of(copy)
+    assert outcomes(parsed)["every_row_has_one_decision"] == "failed"
+    assert any(text.startswith("the check crashed: ") for text in parsed.texts)
+    assert "no longer whole: materialize it again" in parsed.texts
+    assert any(text.startswith("Not drawn: ") for text in parsed.texts)
+    assert str(copy.home) not in html
+
+
+ONE_POISON_AN_ASSET = {
+    small_corpus.assets_read_by(name)[0]: name for name in POISONS if name != "report_is_self_contained"
+}
+
+
+@pytest.mark.parametrize("name", ONE_POISON_AN_ASSET.values())
+def test_a_report_is_drawn_of_every_poisoned_home(name: str, copy: Built) -> None:
+    POISONS[name](copy)
+    ref, parsed, _ = report_of(copy)
+    assert len(outcomes(parsed)) == len(KNOWN)
+    assert report_is_self_contained(copy.stage, ref).num_violations == 0
+
+
+def test_the_same_is_drawn_as_the_same_bytes_and_another_verdict_as_another_page(copy: Built) -> None:
+    first, _, html = report_of(copy)
+    again, _, _ = report_of(copy)
+    assert (again.outcome, again.identity) == ("reused", first.identity)
+    shutil.rmtree(copy.home / "quality_report")
+    rebuilt, _, same = report_of(copy)
+    assert (rebuilt.outcome, rebuilt.digest) == ("built", first.digest)
+    assert same == html
+    forget_verdict(copy.stage.store, copy.refs["packing_plan"], "no_pack_is_over_capacity")
+    other, parsed, _ = report_of(copy)
+    assert other.identity != first.identity
+    assert outcomes(parsed)["no_pack_is_over_capacity"] == "not counted"
+
+
+def test_what_the_web_wrote_is_text_on_the_page(tmp_path: Path) -> None:
+    folder = small_corpus.write_corpus(tmp_path)
+    hostile = [{"text": text, "id": text, "dump": text, "url": text} for text in HOSTILE]
+    copied = [{**row, "text": f"{row['text']} {small_corpus.sentences(number)}"} for number, row in enumerate(hostile)]
+    rows = [row for row in (*hostile, *copied) for _ in range(2)]
+    small_corpus.write_rows(folder / "alpha" / "hostile.parquet", rows)
+    recipe = small_corpus.write_recipe(folder, {"splits.min_tokens": 1})
+    built = small_corpus.build(recipe, folder / "home")
+    ref, parsed, html = report_of(built)
+    assert report_is_self_contained(built.stage, ref).num_violations == 0
+    texts = [naive_html.spelled_back(text) for text in parsed.texts]
+    assert sum(any(text in shown for shown in texts) for text in HOSTILE) >= len(HOSTILE) // 2
+    assert any(HOSTILE[0] in text for text in texts)
+    assert "script" not in parsed.tags
+    assert not [name for _, name, _ in parsed.attributes if name.startswith("on")]
+    assert "\x00" not in html
+
+
+def texts_by_id(built: Built) -> dict[bytes, str]:
+    tables = sorted((built.home / "split_documents").glob("*/*/documents.parquet"))
+    rows = [row for path in tables for row in pq.read_table(path, columns=["doc_id", "text"]).to_pylist()]
+    return {row["doc_id"]: row["text"] for row in rows}
+
+
+@pytest.mark.parametrize("overlap", [0, 5])
+def test_cuts_are_shown_where_the_tokenizer_says_that_tokens_begin(clean: Built, overlap: int) -> None:
+    """The oracle is the tokenizer's own offsets: where in the text each token of a whole encoding begins."""
+    encoder = open_tokenizer(clean.stage, clean.refs["tokenizer"])
+    texts = texts_by_id(clean)
+    inside = 0
+    for split in ("train", "validation"):
+        plan = other_plan(clean, split, overlap)
+        for document in np.flatnonzero(plan.index.lengths > 33).tolist():
+            text = texts[plan.index.doc_ids[document].tobytes()]
+            offsets = encoder.library.encode(text, add_special_tokens=False).offsets
+            assert len(offsets) + 1 == plan.index.lengths[document]
+            ends = list(range(32, int(plan.index.lengths[document]) - 1, 32 - overlap))
+            places = [offsets[end][0] for end in ends]
+            start, stop = max(0, places[0] - CONTEXT_CHARACTERS), min(len(text), places[0] + CONTEXT_CHARACTERS)
+            bounds = [start, *(place for place in places if place < stop), stop]
+            cut = cut_text(plan, encoder, document)
+            assert list(cut.text.parts) == [text[one:other] for one, other in pairwise(bounds)]
+            assert "".join(cut.text.parts) in text
+            is_inside_character = offsets[ends[0] - 1][1] > offsets[ends[0]][0]
+            assert cut.is_inside_character == is_inside_character
+            inside += is_inside_character
+    assert inside >= 1
+
+
+def other_plan(built: Built, split: str, overlap: int) -> Plan:
+    shards, ref = built.folder("token_shards"), built.refs["token_shards"]
+    return plan_packs(
+        read_index(shards / f"{split}_index"),
+        shards=ShardsReference(path=shards, identity=ref.identity, digest=ref.digest),
+        max_seq_len=32,
+        overlap=overlap,
+        capacity=64,
+        strategy="oldest_first",
+        buffer=16,
+        packs_per_microbatch=1,
+        microbatches_per_step=1,
+        epoch_seed=1,
+    )
+
+
+def test_the_drawn_pack_is_the_fullest_and_its_borders_are_on_the_page(clean: Built) -> None:
+    _, parsed, html = report_of(clean)
+    plan = load_plan(clean.folder("packing_plan"), "train", allow_quarantined=True)
+    lengths = [pack_lengths(plan, pack) for pack in range(plan.num_packs)]
+    (label,) = [value for value in parsed.values("aria-label") if value.startswith("The fullest pack")]
+    fullest = max(lengths, key=lambda pack: (sum(pack), len(pack)))
+    assert f"{len(fullest):,} segments, a block each, {sum(fullest):,} of 64 tokens" in label
+    (label,) = [value for value in parsed.values("aria-label") if value.startswith("The emptiest pack")]
+    assert f"{min(map(sum, lengths)):,} of 64 tokens" in label
+    assert pack_svg(fullest, 64) in html
+    assert html.count('<b class="border">␟</b>') >= 10
+
+
+def test_the_page_is_judged_by_its_own_bytes(copy: Built) -> None:
+    ref, _, html = report_of(copy)
+    folder = copy.stage.store.folder(ref)
+
+    def violations(page: str) -> str:
+        (folder / PAGE_NAME).write_text(page, encoding="utf-8")
+        return str(report_is_self_contained(copy.stage, ref).examples)
+
+    assert violations(html) == "[]"
+    for spoiled, needle in (
+        ("<script>1</script>", "<script>: expected no element that runs"),
+        ('<p onclick="x">', "expected no attribute that runs, found onclick"),
+        ('<a href="https://example/">x</a>', "expected href within the page"),
+        ('<meta http-equiv="Refresh" content="0">', "expected no refresh"),
+        ("<style>p { background: url(x) }</style>", "a style that fetches nothing"),
+        ('<article id="check-another" data-outcome="passed">', "another: expected the verdict [], found ['passed']"),
+        (" " * MAX_PAGE_BYTES, "expected fewer than 3,000,000 bytes"),
+    ):
+        assert needle in violations(html.replace("</main>", f"{spoiled}</main>")), spoiled
+    assert "found []" in violations(html.replace(' data-outcome="passed"', "", 1))
+    assert "found ['failed']" in violations(html.replace('data-outcome="passed"', 'data-outcome="failed"', 1))
+    facts = json.loads((folder / FACTS_NAME).read_bytes())
+    assert violations(html) == "[]"
+    spoiled_counts = replace(ref, counts={**ref.counts, "checks_passed": len(facts) + 1})
+    assert "checks passed as counted" in str(report_is_self_contained(copy.stage, spoiled_counts).examples)
+
+
+RECORD: dict[str, Any] = {"judged": {"a": "1"}, "outcome": "failed", "expected": "e", "found": "f"}
+
+
+def test_a_record_survives_being_written_and_a_damaged_one_is_told(copy: Built) -> None:
+    store, ref = copy.stage.store, copy.refs["packing_plan"]
+    examples = [{"id": bytes(32), "text": "x" * 1_000, "none": None, "number": 0.5}] * 30
+    record_verdict(store, ref, "a_law", VerdictRecord(**RECORD, num_violations=30, examples=examples))
+    read = read_verdict(store, ref, "a_law")
+    assert read is not None
+    assert (read.num_violations, read.judged, read.outcome) == (30, {"a": "1"}, "failed")
+    assert len(read.examples) == 20
+    assert read.examples[0]["id"] == "0" * 16
+    (path,) = copy.home.glob("_verdicts/packing_plan/*/a_law.latest.json")
+    for damaged in ("", "[]", "{}", path.read_text()[:-9]):
+        path.write_text(damaged)
+        with pytest.raises(FormatError, match="Execute a_law again"):
+            read_verdict(store, ref, "a_law")
+    forget_verdict(store, ref, "a_law")
+    assert read_verdict(store, ref, "a_law") is None
+    damaged_record = path.with_name("no_pack_is_over_capacity.latest.json")
+    damaged_record.write_text("{")
+    _, parsed, html = report_of(copy)
+    assert outcomes(parsed)["no_pack_is_over_capacity"] == "not counted"
+    assert "Execute no_pack_is_over_capacity again" in html
