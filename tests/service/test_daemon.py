@@ -104,6 +104,7 @@ def test_the_daemon_makes_one_run_of_a_new_revision_and_none_after_a_restart(
             tags = [{tag["key"]: tag["value"] for tag in run["tags"]} for run in (first, second)]
             assert [one["dataset_revision"] for one in tags] == [revision[:12], changed[:12]]
             assert {one["dagster/sensor_name"] for one in tags} == {new_revision_sensor.name}
+            assert {one["corpusmill/recipe"] for one in tags} == {"small"}
             wait_until(
                 lambda: {one["freshness"] for one in materializations(server).values()} == {"HEALTHY"},
                 TICK_SECONDS,
