@@ -10,6 +10,7 @@ thousand listed keys, one a range.
 import hashlib
 import hmac
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from resources.web import MAX_PAGE_BYTES, MAX_PAGES, Advice, ETagged, Patience, 
 from training_io.errors import RecipeError, SourceError
 
 KEY_VARIABLE, SECRET_VARIABLE, SESSION_VARIABLE = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
+MAX_SIZE_BYTES = 2**63 - 1  # what an int64 holds
 ADVICE = Advice(
     network="Check the network, and the endpoint and the region in the recipe.",
     forbidden=f"Set {KEY_VARIABLE} and {SECRET_VARIABLE} to credentials that may read it, or read it anonymously.",
@@ -130,24 +132,39 @@ def signature_headers(
 
 
 def list_objects(bucket: Bucket, prefix: str, web: Web) -> list[S3File]:
-    """All objects below a prefix that ends at a `/`, by name; SourceError where there is none."""
+    """All objects below a prefix that ends at a `/`, by name; SourceError where there is none, or a page is damaged.
+
+    A server that gives a continuation token again would be asked for the same pages until the limit: it is refused.
+    """
     below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
     what = f"the list of objects of s3://{bucket.name}/{below}"
-    found: list[S3File] = []
-    token = ""
+    found: dict[str, S3File] = {}
+    token, followed = "", set[str]()
     for _ in range(MAX_PAGES):
         asked = {"list-type": "2", "prefix": below, **({"continuation-token": token} if token else {})}
         query = urlencode(sorted(asked.items()), quote_via=quote, safe="~")
         answer = get(web, f"{bucket.endpoint.rstrip('/')}/{bucket.name}?{query}", what, MAX_PAGE_BYTES)
         page, token = _parsed(answer.content, bucket, what)
-        found += page
+        for file in page:
+            if found.setdefault(file.key, file) != file:
+                raise SourceError(
+                    f"{what}: expected each key with one ETag and size, found {file.key!r} with ETag"
+                    f" {found[file.key].etag} ({found[file.key].size_bytes:,} bytes) and {file.etag}"
+                    f" ({file.size_bytes:,} bytes). Wait until nothing writes there, and run again."
+                )
         if not token:
             break
+        if token in followed:
+            raise SourceError(
+                f"{what}: expected a new continuation token on each page, found on page {len(followed) + 1:,} one of"
+                f" an earlier page. Check the endpoint in the recipe: it does not list as S3 does."
+            )
+        followed.add(token)
     else:
         raise SourceError(f"{what}: expected at most {MAX_PAGES:,} pages of names, found more. Name a smaller prefix.")
     if not found:
         raise SourceError(f"{what} at {bucket.endpoint}: expected at least one, found none. {ADVICE.missing}")
-    return sorted(found, key=lambda file: file.key)
+    return [found[key] for key in sorted(found)]
 
 
 def _parsed(content: bytes, bucket: Bucket, what: str) -> tuple[list[S3File], str]:
@@ -160,17 +177,40 @@ def _parsed(content: bytes, bucket: Bucket, what: str) -> tuple[list[S3File], st
             raise ValueError(page.tag)
         entries = [(_text(entry, "Key"), _text(entry, "Size"), _text(entry, "ETag")) for entry in page.iter("Contents")]
         files = [
-            S3File(bucket=bucket, key=key, size_bytes=int(size), etag=etag.strip('"'))
+            S3File(bucket=bucket, key=key, size_bytes=_size_bytes(size), etag=_unquoted(etag))
             for key, size, etag in entries
             if not key.endswith("/")  # what stands for a folder
         ]
-        is_cut = _text(page, "IsTruncated") == "true"
-        return files, _text(page, "NextContinuationToken") if is_cut else ""
+        return files, _next_token(page)
     except (ElementTree.ParseError, LookupError, ValueError) as error:  # LookupError: an encoding that nobody knows
         raise SourceError(
             f"{what}: expected a ListBucketResult with the key, size and ETag of each object, found {content[:40]!a}"
             f" ({str(error)[:60]!a}). {ADVICE.network}"
         ) from error
+
+
+def _next_token(page: ElementTree.Element) -> str:
+    """How the next page is asked for; empty where this is the last. Both elements must say the same."""
+    is_cut = _text(page, "IsTruncated").strip().casefold()
+    if is_cut == "true":
+        return _text(page, "NextContinuationToken")
+    if is_cut != "false":
+        raise ValueError(f"IsTruncated {is_cut}")
+    if page.findtext("NextContinuationToken"):
+        raise ValueError("a NextContinuationToken, but IsTruncated is false")
+    return ""
+
+
+def _size_bytes(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,19}", text) or int(text) > MAX_SIZE_BYTES:  # int() takes signs and other digits
+        raise ValueError(f"Size {text}")
+    return int(text)
+
+
+def _unquoted(etag: str) -> str:
+    if not (tag := etag.strip('"')):
+        raise ValueError("an empty ETag")
+    return tag
 
 
 def _text(element: ElementTree.Element, name: str) -> str:

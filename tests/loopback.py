@@ -39,9 +39,11 @@ def serving() -> Iterator[Server]:
         server = Server(url=f"http://127.0.0.1:{listening.server_port}")
         thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield server
-        listening.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:  # else the thread keeps the process of the tests alive
+            listening.shutdown()
+            thread.join()
 
 
 def answer(status: int, body: bytes = b"", **headers: str) -> Answer:

@@ -60,6 +60,11 @@ def test_keys_are_written_as_the_signature_wants_them(key: str, path: str) -> No
     assert file.place == f"s3://data/{key} at https://s3.example/"
 
 
+def page(entries: str = "", is_cut: str = "false", token: str | None = None) -> str:
+    next_token = "" if token is None else f"<NextContinuationToken>{token}</NextContinuationToken>"
+    return f"<ListBucketResult><IsTruncated>{is_cut}</IsTruncated>{next_token}{entries}</ListBucketResult>"
+
+
 ENTRY = "<Contents><Key>{key}</Key><ETag>&quot;e&quot;</ETag><Size>7</Size></Contents>"
 PAGES = {  # of one page each
     "no XML": "<html><br></html>",
@@ -73,14 +78,22 @@ PAGES = {  # of one page each
         "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key><ETag>e</ETag><Size>x</Size>"
         "</Contents></ListBucketResult>"
     ),
+    "an empty ETag": page("<Contents><Key>a</Key><ETag>&quot;&quot;</ETag><Size>1</Size></Contents>"),
+    **{
+        f"a size of {size!r}": page(f"<Contents><Key>a</Key><ETag>e</ETag><Size>{size}</Size></Contents>")
+        for size in ("-1", "+1", "1_0", "٣", "1.0", " 1", str(2**63), "1" * 5_000)
+    },
     "not whether there is more": "<ListBucketResult></ListBucketResult>",
+    **{f"more in the word {word!r}": page(is_cut=word) for word in ("yes", "1", "truefalse", " ")},
     "more without a token": "<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>",
+    "more with an empty token": page(is_cut="true", token=""),
+    "a token on the last page": page(is_cut="false", token="t"),
 }
 
 
-def listed(body: str) -> list[S3File]:
+def listed(*pages: str) -> list[S3File]:
     with serving() as server:
-        server.answers["/data"] = [answer(200, body.encode())]
+        server.answers["/data"] = [answer(200, body.encode()) for body in pages]
         bucket = Bucket(name="data", endpoint=server.url, region="us-east-1", is_anonymous=True)
         return list_objects(bucket, "set", bucket_web(bucket, Patience(num_tries=1), Traffic()))
 
@@ -97,3 +110,34 @@ def test_a_page_that_is_no_list_of_objects_is_one_error(name: str) -> None:
         SourceError, match=r"the list of objects of s3://data/set/: expected a ListBucketResult .*found"
     ):
         listed(PAGES[name])
+
+
+@pytest.mark.parametrize(("true", "false"), [("true", "false"), ("True", "False"), (" TRUE\n", "\tFALSE ")])
+def test_a_page_with_a_token_is_followed_by_the_next(true: str, false: str) -> None:
+    first, second = ENTRY.format(key="set/b"), ENTRY.format(key="set/a")
+    found = listed(page(first, is_cut=true, token="t"), page(second, is_cut=false, token=""))
+    assert [file.key for file in found] == ["set/a", "set/b"]
+
+
+@pytest.mark.parametrize("tokens", ["tt", "tut"])
+def test_a_token_that_was_given_before_is_refused_at_once(tokens: str) -> None:
+    with serving() as server:
+        server.answers["/data"] = [answer(200, page(is_cut="true", token=token).encode()) for token in tokens]
+        bucket = Bucket(name="data", endpoint=server.url, region="us-east-1", is_anonymous=True)
+        words = rf"expected a new continuation token on each page, found on page {len(tokens)} one of an earlier page"
+        with pytest.raises(SourceError, match=words):
+            list_objects(bucket, "set", bucket_web(bucket, Patience(num_tries=1), Traffic()))
+        assert len(server.asked) == len(tokens)
+
+
+@pytest.mark.parametrize("other", ["<ETag>f</ETag><Size>7</Size>", "<ETag>e</ETag><Size>8</Size>"])
+def test_a_key_that_is_listed_as_two_objects_is_refused(other: str) -> None:
+    entry, changed = ENTRY.format(key="set/a"), f"<Contents><Key>set/a</Key>{other}</Contents>"
+    for pages in ([page(entry + changed)], [page(entry, is_cut="true", token="t"), page(changed)]):
+        with pytest.raises(SourceError, match="expected each key with one ETag and size, found 'set/a' with ETag e"):
+            listed(*pages)
+
+
+def test_a_key_that_is_listed_twice_alike_is_one_object() -> None:
+    entry = ENTRY.format(key="set/a")
+    assert [file.key for file in listed(page(entry, is_cut="true", token="t"), page(entry))] == ["set/a"]
