@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline_assets.recipe import FolderSource, HttpsSource, PackagesSource, PoolSource, S3Source
 from pipeline_assets.references import Pipeline
-from pipeline_assets.report import rows_metadata
+from pipeline_assets.report import shown_table
 from pipeline_assets.stripes import Stage
 from resources.artifact_store import ArtifactRef
 from resources.hub import commit_of, is_commit
@@ -99,19 +99,31 @@ def revision_of(pipeline: Pipeline) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedSource:
-    """The source as it is now: its data version, the commits that it is read at, and what has followed them."""
+    """The source as it is now: its files, what listing them cost, and what has followed their commits."""
 
-    revision: str
-    commits: tuple[str, ...]  # "POOL at COMMIT", of the Hub's pools
-    newer: tuple[str, ...]  # sentences, one a pinned repository that has moved on
+    files: Sequence[SourceFile]
     cost: ListingCost
+    newer: tuple[str, ...] | None = None  # sentences, one a pinned repository that has moved on; None: not looked for
+
+    @property
+    def revision(self) -> str:
+        """The data version of the source."""
+        return listing_fingerprint(self.files)
 
     @property
     def metadata(self) -> dict[str, Any]:
         """What the source's page says of it."""
+        groups = [group for file in self.files for group in file.row_groups]
+        newer = "not looked for by a run that reads rows" if self.newer is None else "; ".join(self.newer) or "none"
         return {
-            "commits": ", ".join(self.commits) or "none",
-            "newer_revision": "; ".join(self.newer) or "none",
+            "fingerprint": self.revision,
+            "pools": ", ".join(dict.fromkeys(file.pool for file in self.files)),
+            "files": len(self.files),
+            "row_groups": len(groups),
+            "rows": sum(group.num_rows for group in groups),
+            "bytes": sum(file.size_bytes for file in self.files),
+            "commits": ", ".join(_commits(self.files)) or "none",
+            "newer_revision": newer,
             "listing_requests": self.cost.names.num_requests,
             "listing_bytes": self.cost.names.num_bytes,
             "footer_requests": self.cost.footers.num_requests,
@@ -123,12 +135,7 @@ def observe_source(pipeline: Pipeline) -> ObservedSource:
     """What `revision_of` gives, and whether a commit has followed a pinned one. Cost: one more request a pin."""
     pools, network = pools_of(pipeline), network_of(pipeline, silent)
     files, cost = list_with_cost(pools, network)
-    return ObservedSource(
-        revision=listing_fingerprint(files),
-        commits=_commits(files),
-        newer=newer_revisions(pools, network),
-        cost=cost,
-    )
+    return ObservedSource(files=files, cost=cost, newer=newer_revisions(pools, network))
 
 
 def newer_revisions(pools: Sequence[Pool], network: Network) -> tuple[str, ...]:
@@ -196,8 +203,8 @@ def traffic_metadata(stage: Stage, parts: Sequence[ArtifactRef]) -> dict[str, An
         "bytes_fetched": sum(group["bytes_fetched"] for group in now),
         "requests": sum(group["requests"] for group in now),
         "retries": sum(group["tries"] - len(group["ranges"]) for group in now),
-        "fetched": rows_metadata([_file_row(*key, groups) for key, groups in files.items()]),
-        "fetched_by_row_group": rows_metadata(rows),
+        **shown_table("fetched", [_file_row(*key, groups) for key, groups in files.items()]),
+        **shown_table("fetched_by_row_group", rows),
     }
 
 
@@ -222,9 +229,14 @@ def _file_row(pool: str, file: str, commit: str, content: str, groups: Sequence[
 
 
 def _source_facts(folder: Path) -> dict[str, Any]:
-    """What `write_run_facts` wrote; nothing fetched where a unit is from before it was written, or lost its record."""
+    """What `write_run_facts` wrote; nothing fetched where a unit is from before it was written, or lost its record.
+
+    No hash covers the record, so damage is not found before, and a unit whose rows are whole is not refused for it.
+    """
     nothing = {"commit": "", "content": "", "row_groups": []}
-    path = folder / RUN_NAME
-    facts: dict[str, Any] = json.loads(path.read_bytes()).get("source", nothing) if path.is_file() else nothing
-    is_ours = all("tries" in group for group in facts["row_groups"])
+    try:
+        facts: dict[str, Any] = json.loads((folder / RUN_NAME).read_bytes())["source"]
+        is_ours = all("tries" in group for group in facts["row_groups"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return nothing
     return facts if is_ours else nothing

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_assets.pools import (
+    ObservedSource,
     cost_in_words,
     network_of,
     observe_source,
@@ -26,7 +27,7 @@ from pipeline_assets.pools import (
     write_run_facts,
 )
 from pipeline_assets.recipe import Reading, Recipe, ReferenceFile, TokenizerSample, recipe_digest
-from pipeline_assets.report import asset_metadata, rows_metadata, table_metadata
+from pipeline_assets.report import asset_metadata, shown_table, table_metadata
 from pipeline_assets.rounds import counts_of_rounds, parameters_of_rounds, read_until_full
 from pipeline_assets.row_filters import (
     READ_COLUMNS,
@@ -42,6 +43,7 @@ from pipeline_assets.schemas import ROWS_NAME, FilteredRows, RawRows, References
 from pipeline_assets.stripes import (
     GROUP,
     OWNERS,
+    STAGE_TAG,
     Sealed,
     Stage,
     Task,
@@ -68,12 +70,11 @@ from pipeline_assets.transforms.rows import (
 )
 from pipeline_assets.transforms.sift import sift_rows
 from resources.artifact_store import ArtifactRef
-from resources.readers import Network
+from resources.readers import Network, apart
 from resources.reference_file import read_texts
 from resources.row_group_source import (
     SourceFile,
     list_with_cost,
-    listing_fingerprint,
     read_reference_table,
     read_row_groups,
 )
@@ -120,7 +121,8 @@ def plan_rows(stage: Stage) -> list[Task]:
     reading = stage.recipe.reading
     network = network_of(stage.pipeline, stage.warn)
     files, cost = list_with_cost(pools_of(stage.pipeline), network)
-    stage.observe("dataset_revision", listing_fingerprint(files))
+    observed = ObservedSource(files=files, cost=cost)
+    stage.observe("dataset_revision", observed.revision, observed.metadata)
     check_filtered_columns(files, stage.recipe)
     stage.say(
         f"raw_row_groups: {len(files):,} files, {sum(len(file.row_groups) for file in files):,} row groups"
@@ -128,7 +130,7 @@ def plan_rows(stage: Stage) -> list[Task]:
     )
     stripes = [units_of_stripe(files, stripe, reading) for stripe in range(reading.stripes_read)]
     if reading.until == "budgets":
-        stripes = [read_until_full(stage, stripes[0], lambda unit: _build_unit(stage, *unit))]
+        stripes = [read_until_full(stage, stripes[0], lambda unit: _build_unit(stage, network, *unit))]
     return [
         Task(key=f"stripe_{stripe:03d}_of_{reading.stripes:03d}", units=tuple(units))
         for stripe, units in enumerate(stripes)
@@ -141,10 +143,17 @@ def build_rows(stage: Stage, task: Task) -> list[ArtifactRef]:
     Of files that are elsewhere, the bytes of one unit come while the rows of another are hashed, counted and written.
     """
     is_elsewhere = any(not isinstance(file.location, Path) for file, _ in task.units)
-    return build_each(stage, task, lambda unit: _build_unit(stage, *unit), UNITS_AT_ONCE if is_elsewhere else 1)
+    network = network_of(stage.pipeline, stage.warn)
+    return build_each(
+        stage,
+        task,
+        lambda unit: _build_unit(stage, network, *unit),
+        UNITS_AT_ONCE if is_elsewhere else 1,
+        network.patience.is_over.set,
+    )
 
 
-def _build_unit(stage: Stage, file: SourceFile, row_groups: tuple[int, ...]) -> ArtifactRef:
+def _build_unit(stage: Stage, network: Network, file: SourceFile, row_groups: tuple[int, ...]) -> ArtifactRef:
     limits = limits_of(stage.recipe, file.pool)
     return stage.materialize(
         asset="raw_row_groups",
@@ -152,7 +161,7 @@ def _build_unit(stage: Stage, file: SourceFile, row_groups: tuple[int, ...]) -> 
         inputs={"pool": file.pool, "row_groups": list(row_groups), **file.provenance},
         parameters={"columns": list(READ_COLUMNS), **({"filters": dict(limits)} if limits else {})},
         version=ROWS_VERSION,
-        write=lambda folder: _write_unit(folder, file, row_groups, limits, network_of(stage.pipeline, stage.warn)),
+        write=lambda folder: _write_unit(folder, file, row_groups, limits, apart(network)),
     )
 
 
@@ -221,7 +230,7 @@ def seal_rows(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
     metadata = {
         **asset_metadata(stage, ref, parts),
         **table_metadata(RawRows, totals["rows_used"], sample),
-        "schema_drift": rows_metadata(drift),
+        **shown_table("schema_drift", drift),
         **sampled_metadata(stage, ref),
         **traffic_metadata(stage, parts),
         "recipe": stage.recipe.name,
@@ -271,7 +280,7 @@ def build_references(stage: Stage, raw_row_groups: ArtifactRef) -> Sealed:
     metadata = {
         **asset_metadata(stage, ref),
         **table_metadata(References, ref.counts["documents"], sample),
-        "sets": rows_metadata([{"set": name, "texts": count} for name, count in ref.counts["sets"].items()]),
+        **shown_table("sets", [{"set": name, "texts": count} for name, count in ref.counts["sets"].items()]),
     }
     return Sealed(ref=ref, metadata=metadata)
 
@@ -363,6 +372,7 @@ with warnings.catch_warnings():
             dg.AssetSpec(
                 "dataset_revision",
                 group_name=GROUP,
+                tags={STAGE_TAG: "source"},
                 owners=list(OWNERS),
                 kinds={"parquet"},
                 description=DATASET_REVISION,

@@ -10,7 +10,7 @@ long says in the log how far it is: `build_each` after units, the ops when a ste
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline_assets.event_size import PAGES_FOLDER, within_event
-from pipeline_assets.recipe import MAX_STEPS_PER_FAN_OUT, UPSTREAM, Recipe
+from pipeline_assets.recipe import MAX_STEPS_PER_FAN_OUT, STAGES, UPSTREAM, Recipe
 from pipeline_assets.references import Pipeline
 from pipeline_assets.run_tags import recipe_tags, revision_tag, tag_run
 from resources.artifact_store import WHOLE, ArtifactRef, ArtifactStore, home_folder, unit_inputs
@@ -29,6 +29,7 @@ from training_io.errors import CorpusmillError
 from training_io.manifest import Manifest
 
 GROUP = "corpusmill"
+STAGE_TAG = "stage"  # by which the graph can be filtered: tag:stage=clusters
 OWNERS = ("team:data",)
 UNITS_NAME = "units.json"
 DATA_VERSION_TAG = "dagster/data_version"
@@ -47,7 +48,7 @@ class Stage:
     pipeline: Pipeline
     say: Callable[[str], None]
     warn: Callable[[str], None]
-    observe: Callable[[str, str], None]  # an external asset and its data version, as this run saw it
+    observe: Callable[[str, str, Mapping[str, Any]], None]  # an external asset, its data version and page in this run
     is_judging: bool = False  # checks may read what they themselves hold back
     clock: Callable[[], float] = time.monotonic  # seconds, for what the log says only
 
@@ -124,29 +125,40 @@ def tasks_of(items: Sequence[Item], name: str, max_tasks: int = MAX_STEPS_PER_FA
 
 
 def build_each(
-    stage: Stage, task: Task, build_unit: Callable[[Any], ArtifactRef], at_once: int = 1
+    stage: Stage,
+    task: Task,
+    build_unit: Callable[[Any], ArtifactRef],
+    at_once: int = 1,
+    end_waits: Callable[[], None] = lambda: None,
 ) -> list[ArtifactRef]:
     """Build a task's units in order, saying in the log how far it is; so many at once, in threads, where one waits.
 
-    After an error no unit is begun, and it is raised when the units that are under way have ended; what is done stays.
+    After an error or an interrupt no unit is begun, `end_waits` is called, and the first error is raised when the units
+    that are under way have ended; what is done stays.
     """
     if at_once == 1:
         return list(reported(stage, task.key, map(build_unit, task.units), len(task.units)))
-    errors: list[BaseException] = []
+    errors: list[Exception] = []
 
     def build_unless_failed(unit: Any) -> ArtifactRef:
         if errors:
-            raise errors[0]
+            raise CancelledError
         try:
             return build_unit(unit)
-        except BaseException as error:
+        except Exception as error:
             errors.append(error)
+            end_waits()
+            if error is not errors[0]:  # its wait was ended
+                raise CancelledError from error
             raise
 
     threads = ThreadPoolExecutor(at_once)
     try:
         return list(reported(stage, task.key, threads.map(build_unless_failed, task.units), len(task.units)))
+    except CancelledError:
+        raise errors[0] from None
     finally:
+        end_waits()
         threads.shutdown(cancel_futures=True)  # an interrupt, too, waits for no unit that is not begun
 
 
@@ -254,13 +266,13 @@ def stage_of(context: Any, *, is_judging: bool = False) -> Stage:
     pipeline: Pipeline = context.resources.pipeline.open()
     tag_run(context.instance, context.run.run_id, recipe_tags(pipeline.recipe))
 
-    def observe(asset: str, data_version: str) -> None:
+    def observe(asset: str, data_version: str, metadata: Mapping[str, Any]) -> None:
         tag_run(context.instance, context.run_id, revision_tag(data_version))
         records = context.instance.fetch_observations(dg.AssetKey(asset), limit=1).records
         last = [record.asset_observation for record in records]
         if any(seen is not None and seen.tags.get(DATA_VERSION_TAG) == data_version for seen in last):
             return  # it stands, with all that was said of it
-        context.log_event(dg.AssetObservation(asset, tags={DATA_VERSION_TAG: data_version}))
+        context.log_event(dg.AssetObservation(asset, metadata=metadata, tags={DATA_VERSION_TAG: data_version}))
 
     return Stage(
         pipeline=pipeline,
@@ -396,6 +408,7 @@ def graph_spec(
         "ins": {upstream: dg.AssetIn(upstream) for upstream in UPSTREAM[asset]}
         | {upstream: dg.AssetIn(upstream, dagster_type=dg.Nothing) for upstream in after},
         "group_name": GROUP,
+        "tags": {STAGE_TAG: STAGES[asset]},
         "owners": list(OWNERS),
         "kinds": kinds,
         "description": description,

@@ -6,13 +6,12 @@ holds no secret; whoever opens it takes tokens and credentials from the environm
 """
 
 from dataclasses import dataclass, field, replace
-from threading import Event
 from typing import Protocol
 
 from resources.artifact_store import ArtifactStore
 from resources.hub import Hub, HubFile, hub_of_environment
 from resources.s3 import Bucket, S3File, bucket_web
-from resources.web import Advice, Answer, ETagged, Patience, Traffic, Web, get_range
+from resources.web import Advice, Answer, End, ETagged, Patience, Traffic, Web, get_range
 from training_io.errors import SourceError
 
 WEB_ADVICE = Advice(
@@ -121,6 +120,6 @@ def apart(network: Network) -> Network:
     return replace(network, traffic=Traffic(part_of=network.traffic))
 
 
-def until(network: Network, is_over: Event) -> Network:
+def until(network: Network, is_over: End) -> Network:
     """The same network, on which nobody waits for another try once an event is set."""
     return replace(network, patience=replace(network.patience, is_over=is_over))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -272,7 +271,7 @@ def _remote_row_groups(
     """Row groups ahead of the one that is decoded are fetched meanwhile, over a few connections."""
     assert not isinstance(file.location, Path)
     metadata = pq.read_metadata(pa.BufferReader(_kept_footer(file.location, network)))
-    is_over = Event()
+    is_over = network.patience.is_over.part()
     wanted = [
         (row_group, tuple(ranges_to_fetch(metadata, row_group, columns, file.size_bytes, str(file.location))))
         for row_group in row_groups

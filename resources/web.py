@@ -39,6 +39,32 @@ def silent(_: str) -> None:
     """Say nothing."""
 
 
+class End(Event):
+    """An event that sets its parts with itself: what ends a whole ends each of them, and none ends the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = Lock()
+        self._parts: list[End] = []
+
+    def part(self) -> "End":
+        """A new part, set where the whole is."""
+        part = End()
+        with self._lock:
+            self._parts.append(part)
+        if self.is_set():
+            part.set()
+        return part
+
+    def set(self) -> None:
+        """Set it and its parts."""
+        super().set()
+        with self._lock:
+            parts = list(self._parts)
+        for part in parts:
+            part.set()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Patience:
     """How long is waited and how often tried; `warn` is told of every try that failed.
@@ -50,7 +76,7 @@ class Patience:
     num_tries: int = 5
     timeout_seconds: float = 30.0
     max_wait_seconds: float = 300.0  # the Hub counts requests in windows of five minutes
-    is_over: Event = field(default_factory=Event, compare=False)
+    is_over: End = field(default_factory=End, compare=False)
     sleep: Callable[[Event, float], object] = Event.wait
     jitter: Callable[[], float] = OWN_CHANCE.random  # in [0, 1)
     warn: Callable[[str], None] = silent

@@ -24,7 +24,7 @@ from resources.listings import Pool, PoolFolder, PoolInBucket, PoolOfUrls, PoolO
 from resources.readers import Network
 from resources.row_group_source import SourceFile, list_files, list_with_cost, listing_fingerprint, read_row_groups
 from resources.s3 import Bucket
-from resources.web import Patience
+from resources.web import End, Patience
 from training_io.errors import RecipeError, SourceError
 
 COLUMNS = ("text", "id", "url", "score")
@@ -117,6 +117,15 @@ def refused(files: Sequence[SourceFile], network: Network) -> str:
 def no_secret_in(*texts: str) -> None:
     for text in texts:
         assert not any(secret in text for secret in (*SECRETS, SIGNATURE)), text
+
+
+def test_what_ends_the_whole_ends_its_parts_and_none_ends_the_whole() -> None:
+    whole = End()
+    first, second = whole.part(), whole.part()
+    first.set()
+    assert (whole.is_set(), second.is_set()) == (False, False)
+    whole.set()
+    assert (second.is_set(), whole.part().is_set()) == (True, True)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -144,6 +144,25 @@ def test_what_was_fetched_is_recorded_by_unit_and_summed_on_the_page(
         assert "run.json" not in manifest
 
 
+def test_a_record_of_reading_that_is_lost_or_damaged_costs_no_rows(
+    server: FileServer, corpus: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_over(corpus, hub_pool("alpha"), hub_pool("beta"))
+    built = small_corpus.build(recipe, tmp_path / "home", upto="raw_row_groups")
+    first, second, third, *others = units_in(built.stage, built.refs["raw_row_groups"])
+    (built.stage.folder(first) / "run.json").unlink()
+    (built.stage.folder(second) / "run.json").write_bytes(b"")
+    (built.stage.folder(third) / "run.json").write_text('{"source": {"row_groups": [{"row_group": 0}]}}')
+    result = small_corpus.materialize(recipe, built.home, "raw_row_groups")
+    assert result.success, small_corpus.failures(result)
+    metadata = small_corpus.materialized_metadata(result)["raw_row_groups"]
+    assert metadata["artifacts_reused"] == 4 + len(others)
+    told = [(row.data["file"], row.data["row group"]) for row in metadata["fetched_by_row_group"].records]
+    groups = [(unit, json.loads((built.stage.folder(unit) / "run.json").read_text())["source"]) for unit in others]
+    assert told == [(unit.counts["file"], group["row_group"]) for unit, one in groups for group in one["row_groups"]]
+    assert told
+
+
 def test_a_retry_goes_on_from_the_units_that_are_done(server: FileServer, corpus: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     recipe = recipe_over(corpus, hub_pool("alpha"), hub_pool("beta"))

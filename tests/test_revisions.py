@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pyarrow.parquet as pq
 import pytest
 import small_corpus
 from file_server import COMMIT, REPOSITORY, FileServer, serving_files
@@ -67,9 +68,9 @@ def requested(answer: dg.SensorResult | dg.SkipReason) -> dg.SensorResult:
 
 
 def told(answer: dg.SensorResult) -> dict[str, Any]:
-    """What an answer's one observation of the source says, its costs aside."""
+    """What an answer's one observation says of commits."""
     values = observed(answer)
-    return {name: value for name, value in values.items() if not name.endswith(("_requests", "_bytes"))}
+    return {name: values[name] for name in ("commits", "newer_revision")}
 
 
 def observed(answer: dg.SensorResult) -> dict[str, Any]:
@@ -84,6 +85,10 @@ def change_one_file(corpus: Path) -> None:
     rows = small_corpus.corpus_rows()["beta"]["b_000"]
     rows[CHANGED_ROW]["text"] = small_corpus.sentences(5_001)
     small_corpus.write_rows(corpus / CHANGED_FILE, rows)
+
+
+def bytes_of(corpus: Path) -> int:
+    return sum(path.stat().st_size for pool in ("alpha", "beta") for path in (corpus / pool).rglob("*.parquet"))
 
 
 def units(built: small_corpus.Built, asset: str) -> dict[str, ArtifactRef]:
@@ -143,6 +148,7 @@ def test_the_page_of_the_source_tells_of_a_newer_revision_when_the_run_has_read_
         assert result.success, small_corpus.failures(result)
         (record,) = instance.fetch_observations(dg.AssetKey("dataset_revision"), limit=1).records
         everything_observed = instance.fetch_observations(dg.AssetKey("dataset_revision"), limit=10).records
+        size_before = bytes_of(corpus)
         change_one_file(corpus)
         again = small_corpus.execute(job, instance, ["raw_row_groups"])
         assert again.success, small_corpus.failures(again)
@@ -155,6 +161,26 @@ def test_the_page_of_the_source_tells_of_a_newer_revision_when_the_run_has_read_
     tag = "dagster/data_version"
     assert later.asset_observation.tags[tag] == revision_of(resource_over(recipe).open())
     assert later.asset_observation.tags[tag] != record.asset_observation.tags[tag]
+    tables = [
+        pq.ParquetFile(path).metadata for pool in ("alpha", "beta") for path in (corpus / pool).rglob("*.parquet")
+    ]
+    counted = {
+        "pools": "alpha, beta",
+        "files": len(tables),
+        "row_groups": sum(table.num_row_groups for table in tables),
+        "rows": sum(table.num_rows for table in tables),
+        "commits": f"alpha at {COMMIT[:12]}, beta at {COMMIT[:12]}",
+    }
+    sizes = [bytes_of(corpus), size_before]
+    assert sizes[0] != sizes[1]
+    for seen, size in zip((later.asset_observation, record.asset_observation), sizes, strict=True):
+        said = {name: value.value for name, value in seen.metadata.items()}
+        assert {name: said[name] for name in counted} == counted
+        assert (said["fingerprint"], said["bytes"]) == (seen.tags[tag], size)
+        assert said["listing_requests"] > 0
+    costs = [seen.asset_observation.metadata["footer_requests"].value for seen in (record, later)]
+    assert costs == [6, 2]  # of three files, and of the one that changed: each is sent on to the store
+    assert later.asset_observation.metadata["newer_revision"].value == "not looked for by a run that reads rows"
     assert [run.tags["dataset_revision"] for run in runs if run] == [
         observation.tags[tag][:12] for observation in (record.asset_observation, later.asset_observation)
     ]

@@ -157,6 +157,22 @@ def test_an_interrupt_waits_for_no_unit_that_is_not_begun(clean: Built) -> None:
     assert len(begun) < 500
 
 
+def test_the_first_error_ends_the_waits_of_the_others_and_is_the_one_that_is_told(
+    clean: Built, said: list[tuple[float, str]]
+) -> None:
+    is_over = threading.Event()
+
+    def build(number: int) -> ArtifactRef:
+        if number == 1:
+            raise SourceError("no such file")
+        assert is_over.wait(20)
+        raise SourceError("a wait was ended")
+
+    stage = stage_that_says(clean, said, Clock())
+    with pytest.raises(SourceError, match="no such file"):
+        build_each(stage, Task(key="some", units=(0, 1)), build, at_once=2, end_waits=is_over.set)
+
+
 def test_a_step_without_units_says_nothing(clean: Built, said: list[tuple[float, str]]) -> None:
     assert build_each(stage_that_says(clean, said, Clock()), Task(key="none", units=()), unit) == []
     assert said == []
