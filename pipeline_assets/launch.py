@@ -62,7 +62,7 @@ def check_overrides(steps: int, learning_rate: float) -> None:
     if not 0 <= learning_rate <= MAX_LEARNING_RATE:  # neither is NaN
         raise RecipeError(
             f"learning_rate: expected above 0 and at most {MAX_LEARNING_RATE:g}, or 0 for the recipe's, found"
-            f" {learning_rate:g}. Correct learning_rate in the run's configuration."
+            f" {learning_rate}. Correct learning_rate in the run's configuration."
         )
 
 

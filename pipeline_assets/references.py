@@ -15,7 +15,7 @@ import dagster as dg
 from pydantic import Field, model_validator
 
 from pipeline_assets.recipe import BUILT_IN, DEFAULT_RECIPE, Recipe, load_recipe, parameters_that_matter
-from pipeline_assets.run_tags import REVISION_TAG, revision_tag, tag_run, tags_of
+from pipeline_assets.run_tags import REVISION_TAG, has_steps_of, recipe_tags, revision_tag, tag_run, tags_of
 from resources.artifact_store import ArtifactRef, ArtifactStore, home_folder, replace_file
 from training_io.errors import CorpusmillError, StateMismatch
 from training_io.gpu_io_manager import without_empty
@@ -23,6 +23,7 @@ from training_io.hashing import identity_of
 
 REFERENCES_FOLDER = "_references"
 ROWS_ASSET = "raw_row_groups"
+LISTING_ASSETS = ("dataset_revision", ROWS_ASSET)  # whose steps tag their run with what they list
 MAX_DIFFERING, MAX_SHOWN = 8, 80  # of two recipes' values in a refusal
 RECIPE_IN_WORDS = (
     f"What to build: the name of a built-in recipe ({', '.join(BUILT_IN)}) or the path of a YAML file. Default: empty,"
@@ -149,8 +150,16 @@ def listed_revision(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | N
 
 
 def tag_revision(instance: dg.DagsterInstance, run_id: str, pipeline: Pipeline, ref: ArtifactRef) -> None:
-    """Tag a run that did not list the source with the revision that its artifact comes from, where that is known."""
-    if REVISION_TAG not in tags_of(instance, run_id) and (revision := pipeline.revision_of(ref)) is not None:
+    """Tag a run that does not list the source with the revision that its artifact comes from, where that is known.
+
+    A tag that is there was given by the run itself, or by the run that it is a re-execution of; the latter yields to
+    what the rows below the artifact say.
+    """
+    if (revision := pipeline.revision_of(ref)) is None:
+        return
+    is_tagged = REVISION_TAG in tags_of(instance, run_id)
+    is_of_rows = ref.asset == ROWS_ASSET or ROWS_ASSET in ref.lineage
+    if not is_tagged or (is_of_rows and not has_steps_of(instance, run_id, LISTING_ASSETS)):
         tag_run(instance, run_id, revision_tag(revision))
 
 
@@ -184,6 +193,8 @@ class ReferenceIOManager(dg.ConfigurableIOManager):
         """The upstream asset's reference for this run; a failure when its artifact is unsealed or quarantined."""
         try:
             pipeline = self.pipeline.open()
+            # A run whose input is missing ends here, before a step of it could say what it is of.
+            tag_run(context.step_context.instance, context.step_context.run_id, recipe_tags(pipeline.recipe))
             ref = pipeline.resolve(context.asset_key.path[-1], run_ids_of(context.step_context.dagster_run))
             pipeline.store.open(ref)
         except CorpusmillError as error:

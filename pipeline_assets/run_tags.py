@@ -4,7 +4,7 @@ A run that lists the source is about what it lists. Another one is about the rev
 were read from: each time rows are sealed, the store keeps which revision they are of.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
@@ -30,6 +30,15 @@ def tags_of(instance: dg.DagsterInstance, run_id: str) -> Mapping[str, str]:
     """A run's tags as they are now, not as they were when it started."""
     run = instance.get_run_by_id(run_id)
     return run.tags if run is not None else {}
+
+
+def has_steps_of(instance: dg.DagsterInstance, run_id: str, assets: Sequence[str]) -> bool:
+    """Whether a run executes a step of one of these assets; a re-execution from failure leaves out what was done."""
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.execution_plan_snapshot_id is None:
+        return False
+    steps = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id).step_keys_to_execute
+    return any(step.partition(".")[0] in assets for step in steps)
 
 
 def tag_run(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) -> None:

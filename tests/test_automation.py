@@ -295,6 +295,36 @@ def test_a_run_that_does_not_read_the_source_is_about_the_revision_of_its_inputs
     assert run("minhash_signatures") == expected_tags(corpus, after)
 
 
+def test_a_revision_that_a_run_was_given_yields_to_that_of_its_inputs(
+    corpus: Path, instance: dg.DagsterInstance
+) -> None:
+    """A re-execution is given its parent's tags, and may read rows that were sealed since."""
+    home = corpus.parent / "home"
+    assert small_corpus.materialize(corpus, home, "raw_row_groups", "reference_sets", instance=instance).success
+    job = build_definitions(resource_over(corpus)).resolve_job_def(EVERYTHING)
+    given, expected = expected_tags(corpus, "0" * 64), expected_tags(corpus, revision(corpus))
+    assert given != expected
+    assert tags_of(instance, small_corpus.execute(job, instance, ["minhash_signatures"], **given)) == expected
+    change_one_file(corpus)
+    listed = expected_tags(corpus, revision(corpus))
+    assert listed != expected
+    assets = ["dataset_revision", "minhash_signatures"]  # over rows of the listing before
+    assert tags_of(instance, small_corpus.execute(job, instance, assets, **given)) == listed
+
+
+@pytest.mark.parametrize("name", ["train", "tokens_and_packs"])
+def test_a_run_that_finds_no_input_says_which_recipe_it_was_of(
+    name: str, corpus: Path, instance: dg.DagsterInstance
+) -> None:
+    job = build_definitions(resource_over(corpus)).resolve_job_def(name)
+    result = job.execute_in_process(instance=instance, raise_on_error=False)
+    assert not result.success
+    run = instance.get_run_by_id(result.run_id)
+    assert run is not None
+    expected = expected_tags(corpus, "")
+    assert {key: run.tags.get(key, "") for key in TAGS} == expected
+
+
 def test_tags_that_a_run_was_given_yield_to_what_it_does(corpus: Path, instance: dg.DagsterInstance) -> None:
     """A re-execution is given its parent's tags, and may be of another recipe by then."""
     job = build_definitions(resource_over(corpus)).resolve_job_def(EVERYTHING)

@@ -119,6 +119,8 @@ def test_a_dtype_of_the_resource_replaces_the_recipes_and_is_what_the_run_is_kno
         ({"device": "gpu"}, r"gpu_io_manager.device: expected auto, cpu, cuda or cuda:<number>, found 'gpu'"),
         ({"device": "cuda:x"}, r"gpu_io_manager.device: .* found 'cuda:x'"),
         ({"device": "cuda:"}, r"gpu_io_manager.device: .* found 'cuda:'"),
+        ({"device": "cuda:٣"}, r"gpu_io_manager.device: .* found 'cuda:٣'"),
+        ({"device": "cuda:" + "1" * 30}, r"gpu_io_manager.device: .* found 'cuda:1{30}'"),
         ({"device": "cpu:0"}, r"gpu_io_manager.device: .* found 'cpu:0'"),
         ({"device": ""}, r"gpu_io_manager.device: .* found ''"),
         ({"device": "cuda:99"}, r"device cuda:99: expected a CUDA device, found \d"),

@@ -42,6 +42,11 @@ REFUSED = [
     ),
     ("learning_rate", 1.5, "learning_rate: expected above 0 and at most 1, or 0 for the recipe's, found 1.5. Correct"),
     ("learning_rate", float("nan"), "learning_rate: expected above 0 and at most 1, or 0 for the recipe's, found nan."),
+    (
+        "learning_rate",
+        1.0000001,
+        "learning_rate: expected above 0 and at most 1, or 0 for the recipe's, found 1.0000001.",
+    ),
     ("device", "gpu", "gpu_io_manager.device: expected auto, cpu, cuda or cuda:<number>, found 'gpu'. Correct device"),
     (
         "dtype",

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from training_io.errors import RecipeError
 
-DEVICES = r"auto|cpu|cuda(:\d+)?"
+DEVICES = "auto|cpu|cuda(:[0-9]{1,3})?"
 DTYPES = ("auto", "float32", "bfloat16")
 MAX_PREFETCH_DEPTH = 16
 DEFAULT_PREFETCH_DEPTH = 3
