@@ -18,7 +18,7 @@ from asset_checks.remembered import VERDICTS_FOLDER, basis_of, forget, recall, r
 from pipeline_assets.references import run_ids_of, tag_revision
 from pipeline_assets.report import rows_metadata
 from pipeline_assets.stripes import Stage, merged_lineage, stage_of, time_in_words
-from pipeline_assets.verdict_records import MAX_EXAMPLES, VerdictRecord, forget_verdict, record_verdict
+from pipeline_assets.verdict_records import MAX_EXAMPLES, VerdictRecord, clipped, forget_verdict, record_verdict
 from resources.artifact_store import ArtifactRef
 from training_io.manifest import quarantine_reasons
 
@@ -96,7 +96,7 @@ def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefi
                 remember(path, basis, asdict(verdict))
         holds_back = blocking and not verdict.is_choice
         if holds_back and verdict.num_violations:
-            stage.store.quarantine(ref, judge.__name__, verdict.found)
+            stage.store.quarantine(ref, judge.__name__, clipped(verdict.found))
         elif blocking:
             stage.store.lift(ref, judge.__name__)
         record_verdict(stage.store, ref, judge.__name__, _record(verdict, refs, holds_back))
@@ -112,7 +112,7 @@ def _counted(judge: Judge, stage: Stage, refs: Mapping[str, ArtifactRef], blocki
         return judge(stage, judged, *others)
     except Exception as error:
         if blocking:
-            stage.store.quarantine(judged, judge.__name__, f"the check crashed: {error}")
+            stage.store.quarantine(judged, judge.__name__, clipped(f"the check crashed: {error}"))
         record_verdict(stage.store, judged, judge.__name__, _crash(error, refs))
         raise
 
@@ -143,10 +143,10 @@ def _result(verdict: Verdict, is_error: bool) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(
         passed=verdict.num_violations == 0,
         severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
-        description=verdict.found,
+        description=clipped(verdict.found),
         metadata={
-            "expected": verdict.expected,
-            "found": verdict.found,
+            "expected": clipped(verdict.expected),
+            "found": clipped(verdict.found),
             "num_violations": verdict.num_violations,
             "examples": rows_metadata(list(verdict.examples)[:MAX_EXAMPLES]),
             "counted_in": dg.MetadataValue.dagster_run(verdict.counted_in),

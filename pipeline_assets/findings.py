@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pipeline_assets.stripes import Stage
-from pipeline_assets.verdict_records import VerdictRecord, read_verdict
+from pipeline_assets.verdict_records import VerdictRecord, clipped, read_verdict
 from resources.artifact_store import ArtifactRef
 from training_io.errors import FormatError, StateMismatch
 from training_io.manifest import quarantine_reasons
@@ -94,7 +94,7 @@ def find_asset(stage: Stage, asset: str, run_ids: tuple[str, ...] = ()) -> Found
         asset=asset,
         state="held back by its checks" if reasons else "built",
         ref=ref,
-        held_back_by={check: without_home(stage, reason) for check, reason in reasons.items()},
+        held_back_by={clipped(check): clipped(without_home(stage, str(reason))) for check, reason in reasons.items()},
     )
 
 
@@ -109,7 +109,7 @@ def find_verdict(stage: Stage, check: KnownCheck, assets: Mapping[str, FoundAsse
         return FoundVerdict(check=check, record=None, reason=without_home(stage, str(error)))
     if record is None:
         return FoundVerdict(check=check, record=None, reason="Not counted yet on what is there: execute it.")
-    if any(assets[asset].digest != digest for asset, digest in record.judged.items()):
+    if any(asset not in assets or assets[asset].digest != digest for asset, digest in record.judged.items()):
         return FoundVerdict(check=check, record=None, reason="It was counted on other bytes: execute it again.")
     return FoundVerdict(check=check, record=_without_home(stage, record))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TEMPLATE_NAME = "quality_report.html.jinja"
 MAX_PAGE_BYTES = 3_000_000
-MAX_ROWS, MAX_CELL_CHARACTERS = 50, 160
+MAX_ROWS, MAX_COLUMNS, MAX_CELL_CHARACTERS = 50, 40, 160
 FEW_ROWS = 5
 SHORT_CHARACTERS, ID_DIGITS = 24, 16
 
@@ -74,10 +74,11 @@ class Drawing:
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """A paragraph."""
+    """A paragraph; `is_unread`: it says that something that should be there could not be read."""
 
     kind: ClassVar[str] = "note"
     text: str
+    is_unread: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +123,12 @@ class Page:
     summary: Sequence[str]
     sections: Sequence[Section]
 
+    @property
+    def unread(self) -> list[str]:
+        """What could not be read when the page was drawn, in words."""
+        blocks = [block for section in self.sections for block in section.blocks]
+        return [block.text for block in blocks if isinstance(block, Note) and block.is_unread]
+
 
 def in_words(name: str) -> str:
     """A name of ours as it is read."""
@@ -134,18 +141,21 @@ def table_of(
     max_rows: int = MAX_ROWS,
     max_characters: int = MAX_CELL_CHARACTERS,
 ) -> Table:
-    """The first rows as a table whose columns are their keys; texts are cut."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    left = len(rows) - max_rows
+    """The first rows as a table whose columns are their keys; texts, lists and mappings are cut."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    columns = keys[:MAX_COLUMNS]
+    left = {"rows": len(rows) - max_rows, "columns": len(keys) - MAX_COLUMNS}
     return Table(
         caption=caption,
         columns=[in_words(column) for column in columns],
         rows=[[_cut(row.get(column), max_characters) for column in columns] for row in rows[:max_rows]],
-        note=f"{left:,} more rows are not shown." if left > 0 else "",
+        note=" ".join(f"{number:,} more {kind} are not shown." for kind, number in left.items() if number > 0),
     )
 
 
 def _cut(value: Any, max_characters: int) -> Any:
+    if isinstance(value, list | dict):
+        return excerpt(str(value), max_characters)
     return type(value)(excerpt(value, max_characters)) if isinstance(value, str) else value
 
 
@@ -155,12 +165,14 @@ def render(page: Page) -> str:
 
 
 def render_within(page: Page, max_bytes: int = MAX_PAGE_BYTES) -> str:
-    """The page as HTML of fewer bytes than `max_bytes`: with shorter tables, then without pictures, where need be."""
-    for shortened in (page, _without(page, _few_rows), _without(_without(page, _few_rows), _no_picture)):
+    """The page as HTML of fewer bytes than `max_bytes`: with short tables, then no pictures, then no tables."""
+    few_rows = _without(page, _few_rows)
+    no_pictures = _without(few_rows, _no_picture)
+    for shortened in (page, few_rows, no_pictures, _without(no_pictures, _no_table)):
         html = render(shortened)
         if len(html.encode()) < max_bytes:
             return html
-    raise AssertionError(f"a page of {len(html.encode()):,} bytes without its pictures")
+    raise AssertionError(f"a page of {len(html.encode()):,} bytes without its pictures and tables")
 
 
 def _without(page: Page, shorten: Callable[[Block], Block]) -> Page:
@@ -180,6 +192,12 @@ def _no_picture(block: Block) -> Block:
     if not isinstance(block, Picture):
         return block
     return Note(text=f"Left out, to keep this page small: {block.alternative}.")
+
+
+def _no_table(block: Block) -> Block:
+    if isinstance(block, CheckEntry):
+        return replace(block, examples=None)
+    return Note(text=f"Left out, to keep this page small: {block.caption}.") if isinstance(block, Table) else block
 
 
 @cache

@@ -3,21 +3,22 @@
 It is wanted most when something failed: assets that are not built and checks that have not counted are said to be so,
 what is held back is shown, and nothing is loaded from upstream. In a run it comes last; after a run that failed it is
 materialized alone. Promise: the page opens from disk without a network, runs nothing that the web wrote, and is the
-same for the same bytes and verdicts.
+same for the same bytes and verdicts. It is drawn each time, and stored when it says something new: what could not be
+read is part of its identity, so that no page outlives a damage that was mended.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from pipeline_assets.findings import KnownCheck, find_asset, find_verdict, tally
+from pipeline_assets.findings import FoundAsset, KnownCheck, find_asset, find_verdict, tally
 from pipeline_assets.quality_page import render_within
 from pipeline_assets.quality_sections import page_of
-from pipeline_assets.recipe import STAGES, UPSTREAM, own_parameters
-from pipeline_assets.references import run_ids_of
+from pipeline_assets.recipe import STAGES, UPSTREAM, own_parameters, recipe_digest
+from pipeline_assets.references import ROWS_ASSET, run_ids_of
 from pipeline_assets.report import asset_metadata
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
 from resources.artifact_store import ArtifactRef
@@ -25,7 +26,7 @@ from resources.tables import write_json
 from training_io.hashing import identity_of
 
 REPORT = "quality_report"
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 PAGE_NAME, FACTS_NAME = "report.html", "report.json"
 LAST = {"dagster/priority": "-1"}  # behind the checks that are ready when it is
 
@@ -34,10 +35,11 @@ def build_report(stage: Stage, checks: Sequence[KnownCheck], run_ids: tuple[str,
     """Draw what is there under the recipe, whatever state it is in; `stage` may read what is held back."""
     assets = {asset: find_asset(stage, asset, run_ids) for asset in STAGES if asset != REPORT}
     verdicts = [find_verdict(stage, check, assets) for check in checks]
+    recipe, revision = recipe_digest(stage.recipe), _revision(stage, assets)
+    page = page_of(stage, assets, verdicts, recipe, revision)
 
     def write(folder: Path) -> dict[str, Any]:
-        html = render_within(page_of(stage, assets, verdicts))
-        (folder / PAGE_NAME).write_text(html, encoding="utf-8")
+        (folder / PAGE_NAME).write_text(render_within(page), encoding="utf-8")
         write_json({verdict.check.name: verdict.outcome for verdict in verdicts}, folder / FACTS_NAME)
         return {
             **{f"checks_{outcome.replace(' ', '_')}": number for outcome, number in tally(verdicts).items()},
@@ -49,6 +51,9 @@ def build_report(stage: Stage, checks: Sequence[KnownCheck], run_ids: tuple[str,
         inputs={
             "assets": {name: found.inputs() for name, found in assets.items()},
             "verdicts": identity_of([verdict.inputs() for verdict in verdicts]),
+            "unread": page.unread,
+            "recipe": recipe,
+            "revision": revision,
         },
         parameters=own_parameters(stage.recipe, REPORT),
         version=REPORT_VERSION,
@@ -57,6 +62,12 @@ def build_report(stage: Stage, checks: Sequence[KnownCheck], run_ids: tuple[str,
     path = stage.folder(ref) / PAGE_NAME
     stage.say(f"{REPORT}: open {path} in a browser")
     return Sealed(ref=ref, metadata={"report": dg.MetadataValue.path(str(path)), **asset_metadata(stage, ref)})
+
+
+def _revision(stage: Stage, assets: Mapping[str, FoundAsset]) -> str:
+    """The revision of the source that the rows are of, as far as it is known."""
+    rows = assets[ROWS_ASSET].ref
+    return (stage.pipeline.revision_of(rows) if rows else None) or "not known"
 
 
 def quality_report_over(checks: Iterable[dg.AssetChecksDefinition]) -> dg.AssetsDefinition:

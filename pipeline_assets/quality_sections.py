@@ -28,6 +28,7 @@ from pipeline_assets.suspicious import (
     shortest_documents,
 )
 from pipeline_assets.tokenizer_report import REPORT_NAME
+from pipeline_assets.verdict_records import clipped
 from resources.artifact_store import ArtifactRef
 from resources.tables import read_first_rows, read_json
 from training_io.errors import CorpusmillError
@@ -47,11 +48,14 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 NOT_SHOWN = {"all_layouts"}  # it repeats others, for machines
 
 
-def page_of(stage: Stage, assets: Assets, verdicts: Sequence[FoundVerdict]) -> Page:
-    """The whole report."""
+def page_of(stage: Stage, assets: Assets, verdicts: Sequence[FoundVerdict], recipe: str, revision: str) -> Page:
+    """The whole report; `recipe`: its digest, `revision`: the source's."""
     return Page(
         title=f"Quality report of recipe {stage.recipe.name}",
-        summary=list(_summary(assets, verdicts)),
+        summary=[
+            f"Recipe {recipe[:SHOWN_DIGITS]}, source revision {revision[:SHOWN_DIGITS]}.",
+            *_summary(assets, verdicts),
+        ],
         sections=[
             _attention(verdicts),
             Section(heading="What is there", anchor="assets", blocks=[_states(assets)]),
@@ -150,7 +154,7 @@ def _readable(stage: Stage, draw: Callable[[], Iterator[Block]]) -> list[Block]:
     try:
         return list(draw())
     except CorpusmillError as error:
-        return [Note(text=f"Not drawn: {without_home(stage, str(error))}")]
+        return [Note(text=clipped(f"Not drawn: {without_home(stage, str(error))}"), is_unread=True)]
 
 
 def _checks_by_stage(verdicts: Sequence[FoundVerdict]) -> Iterator[Section]:

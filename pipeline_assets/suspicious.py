@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from pipeline_assets.duplicates import EXAMPLES_NAME, LARGEST_NAME
+from pipeline_assets.duplicates import EXAMPLES_NAME, EXCERPT_CHARACTERS, LARGEST_NAME
 from pipeline_assets.floors import SHORTEST_NAME
 from pipeline_assets.quality_page import Block, CutText, Drawing, Note, Spelled, Table, table_of
 from pipeline_assets.splits import TABLE_NAME
@@ -37,7 +37,25 @@ def largest_clusters(stage: Stage, lsh_clusters: ArtifactRef) -> Iterator[Block]
     """The clusters of most documents: a chain of unlike pages shows as a low least similarity."""
     columns = ("documents", "min_jaccard", "mean_jaccard", "compared", "first_words", "pools", "dumps", "files")
     rows = stage.table(lsh_clusters, LARGEST_NAME, columns).to_pylist()
-    yield table_of("Largest clusters", rows, NUM_SHOWN, TEXT_CHARACTERS)
+    shown = [
+        {
+            **row,
+            "compared": f"{row['compared']:,} of {row['documents']:,}",
+            "first_words": _marked(row["first_words"], EXCERPT_CHARACTERS),
+        }
+        for row in rows
+    ]
+    files = {row["files"].rpartition(" × ")[0] for row in rows}
+    if len(files) == 1 and " × " not in next(iter(files)):  # one file, the same beside every cluster
+        shown = [{name: value for name, value in row.items() if name != "files"} for row in shown]
+    yield table_of("Largest clusters", shown, NUM_SHOWN, TEXT_CHARACTERS)
+    if any(row["compared"] < row["documents"] for row in rows):
+        yield Note(text="Similarities, pools, dumps and files are of the documents compared, not of the whole cluster.")
+
+
+def _marked(text: str, stored_characters: int) -> str:
+    """A text that was stored up to so many characters, with … where there may be more of it."""
+    return f"{text}…" if len(text) >= stored_characters else text
 
 
 def most_similar_pairs(stage: Stage, lsh_clusters: ArtifactRef) -> Iterator[Block]:
@@ -47,6 +65,8 @@ def most_similar_pairs(stage: Stage, lsh_clusters: ArtifactRef) -> Iterator[Bloc
     near.sort(key=lambda row: (-row["jaccard"], row["removed_doc_id"]))
     columns = ("jaccard", "shared_bands", "removed_text", "kept_text", "removed_url", "kept_url")
     shown = [{column: row[column] for column in columns} for row in near]
+    for row in shown:
+        row |= {side: _marked(row[side], EXCERPT_CHARACTERS) for side in ("removed_text", "kept_text")}
     yield table_of("Most similar pairs that are not identical", shown, NUM_SHOWN, TEXT_CHARACTERS)
 
 
@@ -195,7 +215,7 @@ def _contents(plan: Plan, tokenizer: Tokenizer, pack: int) -> Table:
                 "pool": plan.index.pool_names[plan.index.pools[document]],
                 "inputs": f"{first:,} to {last:,}",
                 "tokens": last - first,
-                "begins": tokenizer.decode_batch([ids])[0],
+                "begins": tokenizer.decode_batch([ids])[0] + ("…" if last - first > len(ids) else ""),
             }
         )
     return table_of(f"What pack {pack:,} holds", rows, NUM_SHOWN)

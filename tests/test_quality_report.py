@@ -39,6 +39,7 @@ from pipeline_assets.quality_page import (
     table_of,
 )
 from pipeline_assets.quality_report import FACTS_NAME, PAGE_NAME, build_report
+from pipeline_assets.recipe import recipe_digest
 from pipeline_assets.suspicious import CONTEXT_CHARACTERS, cut_text, pack_lengths
 from pipeline_assets.tokenizer import open_tokenizer
 from pipeline_assets.transforms.drawings import attention_svg, pack_svg
@@ -416,15 +417,35 @@ def test_the_page_is_judged_by_its_own_bytes(copy: Built) -> None:
 
     assert violations(html) == "[]"
     for spoiled, needle in (
-        ("<script>1</script>", "<script>: expected no element that runs"),
+        ("<script>1</script>", "<script>: expected no element but the template's"),
         ('<p onclick="x">', "expected no attribute that runs, found onclick"),
         ('<a href="https://example/">x</a>', "expected href within the page"),
         ('<meta http-equiv="Refresh" content="0">', "expected no refresh"),
         ("<style>p { background: url(x) }</style>", "a style that fetches nothing"),
+        ("<style>p { background: URL(x) }</style>", "a style that fetches nothing"),
+        ("<style>@IMPORT 'x';</style>", "a style that fetches nothing"),
+        ("<style>p { background: Image-Set('x' 1x) }</style>", "a style that fetches nothing"),
+        ("<style>p { background: \\75rl(x) }</style>", "a style that fetches nothing"),
+        ('<p style="background: url(x)">', "the template's, found style"),
+        ('<a href="#here" ping="https://example/">x</a>', "the template's, found ping"),
+        ('<a href="#here" href="https://example/">x</a>', "each attribute once"),
+        ('<svg><animate attributeName="href" to="x"/></svg>', "<animate>: expected no element but the template's"),
+        ('<svg><rect href="https://example/"/></svg>', "expected href within the page"),
+        ('<svg><rect xlink:href="https://example/"/></svg>', "the template's, found xlink:href"),
+        ('<svg><rect fill="url(https://example/)"/></svg>', "expected a colour as fill"),
+        ('<html manifest="https://example/">', "the template's, found manifest"),
+        ('<IMG SRC="https://example/" ALT="">', "expected src within the page"),
+        ('<img src="data:image/svg+xml,x" alt="">', "expected src within the page"),
+        ('<meta http-equiv="Set-Cookie" content="x">', "no header but the policy"),
+        ("<!--><b>--><b></b>", "no comment or declaration"),
+        ("<!-- <p> -->", "no comment or declaration"),
+        ("<![CDATA[<p>]]>", "no comment or declaration"),
+        ("<?xml-stylesheet href='x'?>", "no comment or declaration"),
         ('<article id="check-another" data-outcome="passed">', "another: expected the verdict [], found ['passed']"),
         (" " * MAX_PAGE_BYTES, "expected fewer than 3,000,000 bytes"),
     ):
         assert needle in violations(html.replace("</main>", f"{spoiled}</main>")), spoiled
+    assert "expected one policy" in violations(html.replace("img-src data:", "img-src *"))
     assert "found []" in violations(html.replace(' data-outcome="passed"', "", 1))
     assert "found ['failed']" in violations(html.replace('data-outcome="passed"', 'data-outcome="failed"', 1))
     facts = json.loads((folder / FACTS_NAME).read_bytes())
@@ -433,7 +454,7 @@ def test_the_page_is_judged_by_its_own_bytes(copy: Built) -> None:
     assert "checks passed as counted" in str(report_is_self_contained(copy.stage, spoiled_counts).examples)
 
 
-RECORD: dict[str, Any] = {"judged": {"a": "1"}, "outcome": "failed", "expected": "e", "found": "f"}
+RECORD: dict[str, Any] = {"judged": {"packing_plan": "1"}, "outcome": "failed", "expected": "e", "found": "f"}
 
 
 def test_a_record_survives_being_written_and_a_damaged_one_is_told(copy: Built) -> None:
@@ -442,7 +463,7 @@ def test_a_record_survives_being_written_and_a_damaged_one_is_told(copy: Built) 
     record_verdict(store, ref, "a_law", VerdictRecord(**RECORD, num_violations=30, examples=examples))
     read = read_verdict(store, ref, "a_law")
     assert read is not None
-    assert (read.num_violations, read.judged, read.outcome) == (30, {"a": "1"}, "failed")
+    assert (read.num_violations, read.judged, read.outcome) == (30, {"packing_plan": "1"}, "failed")
     assert len(read.examples) == 20
     assert read.examples[0]["id"] == "0" * 16
     (path,) = copy.home.glob("_verdicts/packing_plan/*/a_law.latest.json")
@@ -457,3 +478,136 @@ def test_a_record_survives_being_written_and_a_damaged_one_is_told(copy: Built) 
     _, parsed, html = report_of(copy)
     assert outcomes(parsed)["no_pack_is_over_capacity"] == "not counted"
     assert "Execute no_pack_is_over_capacity again" in html
+
+
+ODD_VALUES: dict[str, dict[str, Any]] = {
+    "an asset that is not known": {"judged": {"old_asset": "1"}},
+    "judged a list": {"judged": ["packing_plan"]},
+    "judged null": {"judged": None},
+    "a digest that is a number": {"judged": {"packing_plan": 1}},
+    "another outcome": {"outcome": "skipped"},
+    "an outcome that is a list": {"outcome": ["failed"]},
+    "found null": {"found": None},
+    "found a number": {"found": 5},
+    "a lone surrogate": {"found": "bad \ud800 text"},
+    "a lone surrogate in an example": {"examples": [{"a": "\ud800"}]},
+    "expected null": {"expected": None},
+    "examples null": {"examples": None},
+    "examples of texts": {"examples": ["a"]},
+    "not a number in an example": {"examples": [{"a": float("nan")}]},
+    "numbers null": {"numbers": None},
+    "numbers a list": {"numbers": [1]},
+    "a text as number": {"numbers": {"a": "1"}},
+    "a number that is none": {"numbers": {"a": float("nan")}},
+    "an infinite number": {"numbers": {"a": float("inf")}},
+    "a number beyond floats": {"numbers": {"a": 10**400}},
+    "violations in words": {"num_violations": "many"},
+    "a key of its own": {"another": 1},
+}
+ODD_CONTENTS = {"deep": b"[" * 200_000, "not UTF-8": b"\xff\xfe", "empty": b"", "null": b"null", "1e999": b"1e999"}
+
+
+def record_path(built: Built, check: str) -> Path:
+    """Where what a check said last of the plan lies."""
+    (path,) = built.home.glob(f"_verdicts/packing_plan/*/{check}.latest.json")
+    return path
+
+
+@pytest.fixture(scope="module")
+def spoiled(clean: Built, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], Built]:
+    """A record of a check of a home of its own, and what it says: each test spoils it anew."""
+    home = tmp_path_factory.mktemp("spoiled") / "home"
+    shutil.copytree(clean.home, home)
+    built = Built(recipe=clean.recipe, home=home, refs=clean.refs)
+    path = record_path(built, "no_pack_is_over_capacity")
+    return path, json.loads(path.read_bytes()), built
+
+
+def is_told_as_damaged(built: Built) -> bool:
+    ref, parsed, html = report_of(built)
+    assert report_is_self_contained(built.stage, ref).num_violations == 0
+    assert Counter(outcomes(parsed).values())["not counted"] <= 1
+    is_told = "Execute no_pack_is_over_capacity again." in html and "Its record is damaged" in html
+    return is_told and outcomes(parsed)["no_pack_is_over_capacity"] == "not counted"
+
+
+@pytest.mark.parametrize("name", [*ODD_VALUES, *ODD_CONTENTS])
+def test_an_odd_record_is_told_as_damaged(name: str, spoiled: tuple[Path, dict[str, Any], Built]) -> None:
+    path, good, built = spoiled
+    content = ODD_CONTENTS.get(name)
+    path.write_bytes(json.dumps({**good, **ODD_VALUES[name]}).encode() if content is None else content)
+    assert is_told_as_damaged(built)
+    path.write_text(json.dumps(good))
+    assert not is_told_as_damaged(built)
+
+
+def test_a_folder_in_a_records_place_is_told_and_gives_way(copy: Built) -> None:
+    path = record_path(copy, "no_pack_is_over_capacity")
+    path.unlink()
+    path.mkdir()
+    assert is_told_as_damaged(copy)
+    record = VerdictRecord(**RECORD, num_violations=1)
+    record_verdict(copy.stage.store, copy.refs["packing_plan"], "no_pack_is_over_capacity", record)
+    assert json.loads(path.read_bytes())["outcome"] == "failed"
+
+
+HUGE = "\U000e0001&" * 1_000_000
+
+
+def test_what_is_written_of_a_verdict_is_small_and_can_be_read_back(copy: Built) -> None:
+    store, ref = copy.stage.store, copy.refs["packing_plan"]
+    examples = [{"a": float("nan"), "b": "\ud800", "c": [HUGE], "d": {"e": [1] * 100_000}, HUGE: HUGE}] * 30
+    texts = {"expected": HUGE, "found": f"\ud800{HUGE}"}
+    numbers = {"a": 0.5, "b": float("nan"), "c": float("inf")}
+    record_verdict(
+        store, ref, "a_law", VerdictRecord(**{**RECORD, **texts}, num_violations=1, examples=examples, numbers=numbers)
+    )
+    (path,) = copy.home.glob("_verdicts/packing_plan/*/a_law.latest.json")
+    assert path.stat().st_size < 200_000
+    read = read_verdict(store, ref, "a_law")
+    assert read is not None
+    assert read.found.startswith("\\ud800")
+    assert read.found.endswith("… cut")
+    assert len(read.expected) == 1_000
+    assert (read.examples[0]["a"], read.examples[0]["b"], read.numbers) == ("nan", "\\ud800", {"a": 0.5})
+    assert [len(str(value)) for value in read.examples[0].values()][2:] == [160, 160, 161]
+    record_verdict(store, ref, "a_law", read)
+    assert read_verdict(store, ref, "a_law") == read
+
+
+def test_the_page_fits_whatever_was_said(copy: Built) -> None:
+    """Every record, as an earlier version or a hand may have left it, and every reason, with texts of megabytes."""
+    for path in copy.home.glob("_verdicts/*/*/*.latest.json"):
+        good = json.loads(path.read_bytes())
+        examples = [{str(column): "&" * 1_000 for column in range(500)}] * 3
+        path.write_text(json.dumps({**good, "outcome": "failed", "found": "&" * 200_000, "examples": examples}))
+    path = record_path(copy, "no_pack_is_over_capacity")
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "expected": HUGE, "found": HUGE}))
+    copy.stage.store.quarantine(copy.refs["packing_plan"], "no_pack_is_over_capacity", HUGE)
+    ref, parsed, html = report_of(copy)
+    assert len(html.encode()) < MAX_PAGE_BYTES
+    assert report_is_self_contained(copy.stage, ref).num_violations == 0
+    assert set(outcomes(parsed).values()) == {"failed"}
+    assert html.count("… cut") >= len(KNOWN)
+
+
+def test_a_damage_that_was_mended_is_not_shown_again(copy: Built) -> None:
+    whole, _, html = report_of(copy)
+    assert "Not drawn" not in html
+    path = copy.folder("lsh_clusters") / "largest_clusters.parquet"
+    content = path.read_bytes()
+    path.write_bytes(content[:-20])
+    damaged, _, html = report_of(copy)
+    assert "Not drawn" in html
+    assert damaged.identity != whole.identity
+    path.write_bytes(content)
+    mended, _, html = report_of(copy)
+    assert "Not drawn" not in html
+    assert (mended.outcome, mended.identity) == ("reused", whole.identity)
+
+
+def test_the_page_names_its_recipe_and_the_sources_revision(clean: Built) -> None:
+    _, parsed, _ = report_of(clean)
+    revision = clean.stage.pipeline.revision_of(clean.refs["raw_row_groups"])
+    assert revision is not None
+    assert f"Recipe {recipe_digest(clean.stage.recipe)[:12]}, source revision {revision[:12]}." in parsed.texts
