@@ -38,7 +38,14 @@ from pipeline_assets.reference_hits import (
     search_unit,
     some_of_each_set,
 )
-from pipeline_assets.report import asset_metadata, files_metadata, pictures_metadata, rows_metadata, table_metadata
+from pipeline_assets.report import (
+    asset_metadata,
+    files_metadata,
+    pictures_metadata,
+    rounded,
+    shown_table,
+    table_metadata,
+)
 from pipeline_assets.schemas import Clusters, ReferenceHits, arrow_schema, validated
 from pipeline_assets.signatures import DOC_IDS, KEY_ROWS, KEYS, REFERENCE_PREFIX
 from pipeline_assets.source import document_coordinates, pool_names
@@ -75,12 +82,13 @@ from resources.artifact_store import ArtifactRef, unit_inputs
 from resources.tables import write_array, write_table
 from training_io.hashing import derive_seed, keyed_hash
 
-CLUSTERS_VERSION = 5
+CLUSTERS_VERSION = 6
 EDGES, DUMP_EDGES, HITS = "edges.npy", "edges_within_dumps.npy", "reference_hits.npy"
 BUCKET_PREFIX = "bucket-"
 LEFT = "documents_left_unverified"  # counted once for each band that they share with too many
 VERIFIED = ("pairs_compared", "pairs_verified", LEFT)
 MAX_CANDIDATES = 1 << 20  # pairs of a reference and a document that are compared at once
+SHOWN_ROWS = 20
 PICTURE_NAME = "cluster_sizes.png"
 TABLES = (EVIDENCE_NAME, EXAMPLES_NAME, LARGEST_NAME, BY_PAIR_NAME, HITS_NAME, BOILERPLATE_NAME)
 
@@ -271,20 +279,21 @@ def _metadata(stage: Stage, ref: ArtifactRef, parts: list[ArtifactRef], units: l
     folder = stage.folder(ref)
     counts = ref.counts
     removed = counts["exact_duplicate"] + counts["near_duplicate"]
-    by_pair = stage.table(ref, BY_PAIR_NAME).to_pylist()
+    by_pair, hits = stage.table(ref, BY_PAIR_NAME).to_pylist(), stage.table(ref, HITS_NAME)
+    by = {name: [row for row in by_pair if row["by"] == name] for name in ("pool", "dump")}
     return asset_metadata(stage, ref, parts) | {
         **table_metadata(Clusters, counts["documents"], stage.sample(ref, slice_name(units[0].unit))),
-        "removed_share_of_documents": removed / max(1, counts["documents"]),
-        "removed_share_of_bytes": counts["removed_bytes"] / max(1, counts["text_bytes"]),
+        "removed_share_of_documents": rounded(removed / max(1, counts["documents"])),
+        "removed_share_of_bytes": rounded(counts["removed_bytes"] / max(1, counts["text_bytes"])),
         **pictures_metadata(folder, {"cluster_sizes": "clusters by number of documents", **DUPLICATES_PICTURES}),
-        "removed_by_pool": rows_metadata([{"pool": name, **row} for name, row in counts["removed_by_pool"].items()]),
-        "removed_by_pool_and_kept_pool": rows_metadata([row for row in by_pair if row["by"] == "pool"][:20]),
-        "removed_by_dump_and_kept_dump": rows_metadata([row for row in by_pair if row["by"] == "dump"][:20]),
-        "largest_clusters": rows_metadata(stage.table(ref, LARGEST_NAME).to_pylist()),
-        "example_pairs": rows_metadata(stage.table(ref, EXAMPLES_NAME).to_pylist()),
-        "reference_hits_by_set": rows_metadata([{"set": name, **row} for name, row in counts["references"].items()]),
-        "reference_hits": rows_metadata(some_of_each_set(stage.table(ref, HITS_NAME), 5)),
-        "boilerplate_ngrams": rows_metadata(stage.table(ref, BOILERPLATE_NAME).slice(0, 20).to_pylist()),
+        **shown_table("removed_by_pool", [{"pool": name, **row} for name, row in counts["removed_by_pool"].items()]),
+        **shown_table("removed_by_pool_and_kept_pool", by["pool"], most=SHOWN_ROWS),
+        **shown_table("removed_by_dump_and_kept_dump", by["dump"], most=SHOWN_ROWS),
+        **shown_table("largest_clusters", stage.table(ref, LARGEST_NAME).to_pylist()),
+        **shown_table("example_pairs", stage.table(ref, EXAMPLES_NAME).to_pylist()),
+        **shown_table("reference_hits_by_set", [{"set": name, **row} for name, row in counts["references"].items()]),
+        **shown_table("reference_hits", some_of_each_set(hits, 5), total=hits.num_rows),
+        **shown_table("boilerplate_ngrams", stage.table(ref, BOILERPLATE_NAME).to_pylist(), most=SHOWN_ROWS),
         **files_metadata(*(folder / name for name in TABLES)),
     }
 

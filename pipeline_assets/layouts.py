@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline_assets.pictures import bar_picture, histogram_picture, line_picture, scatter_picture
-from pipeline_assets.report import files_metadata, pictures_metadata, rows_metadata
+from pipeline_assets.report import files_metadata, pictures_metadata, shown_table
 from pipeline_assets.transforms.utilisation import (
     ConcatenatedLayout,
     Layout,
@@ -91,8 +91,11 @@ def write_layouts(folder: Path, plans: Sequence[Plan]) -> dict[str, Any]:
 def layouts_metadata(folder: Path) -> dict[str, Any]:
     """Tables and pictures for the asset's page."""
     tables = {name: rows for name, rows in read_json(folder / TABLES_NAME).items() if name != "all_layouts"}
+    shown: dict[str, Any] = {}
+    for name, rows in tables.items():
+        shown |= shown_table(name, [_for_reading(row) for row in rows])
     return {
-        **{name: rows_metadata([_for_reading(row) for row in rows]) for name, rows in tables.items()},
+        **shown,
         **pictures_metadata(folder, PICTURES),
         **files_metadata(folder / TABLES_NAME),
         "note": "High utilisation proves nothing about meaning: the checks on pairs, targets and isolation do.",

@@ -12,7 +12,7 @@ import dagster as dg
 
 from pipeline_assets.layouts import ROW_LENGTHS, compared_strategies, layouts_metadata, write_layouts
 from pipeline_assets.recipe import Recipe, own_parameters
-from pipeline_assets.report import asset_metadata, rows_metadata
+from pipeline_assets.report import asset_metadata, rounded, shown_table
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
 from resources.artifact_store import ArtifactRef
 from training_io.balance import mean_overheads
@@ -59,10 +59,10 @@ def build_plan(stage: Stage, token_shards: ArtifactRef) -> Sealed:
     )
     splits = ref.counts["splits"]
     metadata = asset_metadata(stage, ref) | {
-        "splits": rows_metadata([{"split": name, **counts} for name, counts in splits.items()]),
-        "balance": rows_metadata([_as_percent(row) for row in ref.counts["balance"]]),
-        "train_utilisation": splits["train"]["utilisation"],
-        "train_waste": 1 - splits["train"]["utilisation"],
+        **shown_table("splits", [{"split": name, **counts} for name, counts in splits.items()]),
+        **shown_table("balance", [_as_percent(row) for row in ref.counts["balance"]]),
+        "train_utilisation": rounded(splits["train"]["utilisation"]),
+        "train_waste": rounded(1 - splits["train"]["utilisation"]),
         "steps_a_pass": splits["train"]["steps"],
     }
     return Sealed(ref=ref, metadata=metadata)

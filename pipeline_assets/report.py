@@ -19,6 +19,8 @@ from pipeline_assets.stripes import Stage
 from resources.artifact_store import ArtifactRef
 
 MAX_CELL_CHARACTERS = 160
+MAX_ROWS = 50
+DIGITS = 6  # of shares and means, as shown
 
 
 def asset_metadata(stage: Stage, ref: ArtifactRef, parts: Sequence[ArtifactRef] = ()) -> dict[str, Any]:
@@ -27,7 +29,7 @@ def asset_metadata(stage: Stage, ref: ArtifactRef, parts: Sequence[ArtifactRef] 
     files = [entry for item in (ref, *parts) for entry in stage.open(item)[1].files.values()]
     stored = {entry["sha256"]: entry["bytes"] for entry in files}  # a shard is linked, not stored twice
     done = [*parts, ref]
-    numbers = {key: value for key, value in ref.counts.items() if isinstance(value, int | float)}
+    numbers = {key: rounded(value) for key, value in ref.counts.items() if isinstance(value, int | float)}
     return {
         **numbers,
         "folder": dg.MetadataValue.path(str(folder)),
@@ -94,9 +96,32 @@ def table_metadata(contract: type[Contract], num_rows: int, sample: pa.Table) ->
     }
 
 
+def shown_table(
+    name: str, rows: Sequence[Mapping[str, Any]], *, total: int | None = None, most: int = MAX_ROWS
+) -> dict[str, Any]:
+    """A table under its name; where rows are left out, `NAME_rows` says how many of `total` (all the rows) are shown.
+
+    >>> shown_table("by_pool", [{"pool": "web", "share": 1 / 3}] * 3, most=2)["by_pool_rows"]
+    '2 of 3'
+    """
+    total = len(rows) if total is None else total
+    shown = [{key: rounded(value) for key, value in row.items()} for row in rows[: min(most, MAX_ROWS)]]
+    left_out = {f"{name}_rows": f"{len(shown):,} of {total:,}"} if len(shown) < total else {}
+    return {name: rows_metadata(shown)} | left_out
+
+
+def rounded(value: Any) -> Any:
+    """A float to six significant digits, to be read; anything else as it is. Never for what is stored or hashed.
+
+    >>> rounded(2 / 3), rounded(1234567), rounded(12.0)
+    (0.666667, 1234567, 12.0)
+    """
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
 def rows_metadata(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue[Any]:
-    """A table of plain values: bytes as hex, long texts cut, at most 50 rows."""
-    records = [dg.TableRecord({key: plain_cell(value) for key, value in row.items()}) for row in rows[:50]]
+    """A table of plain values: bytes as hex, long texts cut, at most 50 rows; `shown_table` says how many are not."""
+    records = [dg.TableRecord({key: plain_cell(value) for key, value in row.items()}) for row in rows[:MAX_ROWS]]
     if not records:
         return dg.MetadataValue.text("no rows")
     return dg.MetadataValue.table(records)

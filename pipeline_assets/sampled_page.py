@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_assets.pictures import bar_picture, line_picture
-from pipeline_assets.report import files_metadata, pictures_metadata, rows_metadata
+from pipeline_assets.report import files_metadata, pictures_metadata, shown_table
 from pipeline_assets.sampled import (
     COLUMNS_NAME,
     EFFECTS_NAME,
@@ -136,9 +136,12 @@ def sampled_metadata(stage: Stage, ref: ArtifactRef) -> dict[str, Any]:
         "score_thresholds": stage.table(ref, THRESHOLDS_NAME).to_pylist(),
         "filters": stage.table(ref, EFFECTS_NAME).to_pylist(),
     }
+    shown: dict[str, Any] = {}
+    for name, rows in tables.items():
+        shown |= shown_table(name, rows) if rows else {name: dg.MetadataValue.text(ABSENT[name])}
     return {
         **_dump_numbers(names, files),
-        **{name: rows_metadata(rows) if rows else dg.MetadataValue.text(ABSENT[name]) for name, rows in tables.items()},
+        **shown,
         **pictures_metadata(folder, PICTURES),
         **files_metadata(*(folder / name for name in TABLES)),
     }

@@ -223,7 +223,9 @@ class Evidence(Contract):
     removed_dump: pa.string() = pap.Field(description="Crawl of the removed row, empty where the source names none")
     kept_dump: pa.string() = pap.Field(description="Crawl of the kept row, empty where the source names none")
     removed_bytes: pa.int64() = pap.Field(ge=0, description="UTF-8 bytes of the removed text")
-    shared_bands: pa.int64() = pap.Field(ge=0, description="Bands in which both signatures agree")
+    shared_bands: pa.int64() = pap.Field(
+        ge=0, description="Bands in which both signatures agree; 0: they are connected through others"
+    )
     jaccard: pa.float64() = pap.Field(ge=0, le=1, description="Exact Jaccard similarity of their shingle sets")
 
     @pap.check("removed_doc_id", "kept_doc_id")
@@ -266,9 +268,9 @@ class LargestClusters(Contract):
     min_jaccard: pa.float64() = pap.Field(ge=0, le=1, description="Least similar two of the compared members")
     mean_jaccard: pa.float64() = pap.Field(ge=0, le=1, description="Mean similarity of the compared members")
     compared: pa.int64() = pap.Field(ge=2, description="Members compared with each other: the smallest keyed hashes")
-    pools: pa.string() = pap.Field(description="Pools of the compared members, with counts")
-    dumps: pa.string() = pap.Field(description="Crawls of the compared members, with counts")
-    files: pa.string() = pap.Field(description="Source files of the compared members, with counts")
+    pools: pa.string() = pap.Field(description="Pools of all members, with counts")
+    dumps: pa.string() = pap.Field(description="Crawls of all members, with counts")
+    files: pa.string() = pap.Field(description="Source files of all members, with counts")
     first_words: pa.large_string() = pap.Field(description="How the kept member begins")
 
     @pap.check("cluster_id")
@@ -280,7 +282,9 @@ class ExamplePairs(Contract):
     """Removed documents beside what was kept, over the range of similarity."""
 
     jaccard: pa.float64() = pap.Field(ge=0, le=1, description="Exact Jaccard similarity of their shingle sets")
-    shared_bands: pa.int64() = pap.Field(ge=0, description="Bands in which both signatures agree")
+    shared_bands: pa.int64() = pap.Field(
+        ge=0, description="Bands in which both signatures agree; 0: they are connected through others"
+    )
     removed_doc_id: pa.binary() = _doc_id("The removed document")
     removed_dump: pa.string() = pap.Field(description="Its crawl")
     removed_url: pa.string() = pap.Field(description="Its address")

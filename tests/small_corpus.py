@@ -257,9 +257,7 @@ def silence(_: str) -> None:
 def open_stage(recipe: Path, home: Path, *, is_judging: bool = False) -> Stage:
     """What a stage function is given."""
     pipeline = Pipeline(store=ArtifactStore(home.resolve()), recipe=load_recipe(str(recipe)))
-    return Stage(
-        pipeline=pipeline, say=silence, warn=silence, observe=lambda asset, version: None, is_judging=is_judging
-    )
+    return Stage(pipeline=pipeline, say=silence, warn=silence, observe=lambda *seen: None, is_judging=is_judging)
 
 
 def materialize(

@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import naive_clusters
@@ -73,9 +74,13 @@ def assert_laws_hold(built: Built) -> None:
     assert broken == {}
 
 
+@cache
+def shingles(text: str) -> frozenset[tuple[str, ...]]:
+    return frozenset(naive_text.shingles(text, 5))
+
+
 def jaccard(left: str, right: str) -> float:
-    sets = [set(naive_text.shingles(text, 5)) for text in (left, right)]
-    return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+    return len(shingles(left) & shingles(right)) / len(shingles(left) | shingles(right))
 
 
 def test_within_dumps_near_copies_of_other_crawls_stay_in_one_split(corpus: Path) -> None:
@@ -232,8 +237,17 @@ def test_what_was_removed_is_counted_by_pool_and_crawl_and_shown(corpus: Path) -
         found = [jaccard(left, right) for number, left in enumerate(texts) for right in texts[:number]]
         assert (row["min_jaccard"], row["mean_jaccard"]) == pytest.approx((min(found), sum(found) / len(found)))
         assert kept_text(rows, row["cluster_id"]).startswith(row["first_words"])
+        members = [other for other in rows if other["cluster_id"] == row["cluster_id"]]
+        for column, name in (("pools", "pool"), ("dumps", "dump"), ("files", "file")):
+            assert row[column] == naive_tally(other[name] or "" for other in members)
     tokens = built.refs["document_tokens"].counts
     assert 0 < tokens["removed_tokens"] < tokens["tokens"]
+
+
+def naive_tally(names) -> str:
+    counted = sorted(Counter(names).items(), key=lambda item: (-item[1], item[0]))
+    others = [f"and {len(counted) - 3} others"] if len(counted) > 3 else []
+    return ", ".join([f"{name} × {count}" for name, count in counted[:3]] + others)
 
 
 def kept_text(rows: list[dict], cluster: bytes) -> str:
@@ -283,9 +297,16 @@ def plant_questions(corpus: Path) -> dict[str, str]:
     return texts
 
 
-def test_benchmark_items_are_found_by_their_runs_of_words(corpus: Path) -> None:
+@pytest.fixture(scope="module")
+def examined(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, dict[str, str]]:
+    """The corpus with a benchmark's questions planted, and their texts: to read, not to change."""
+    corpus = small_corpus.write_corpus(tmp_path_factory.mktemp("examined"))
     texts = plant_questions(corpus)
-    built = build(benchmark_recipe(corpus), corpus / "home", UPTO)
+    return build(benchmark_recipe(corpus), corpus / "home", UPTO), texts
+
+
+def test_benchmark_items_are_found_by_their_runs_of_words(examined: tuple[Built, dict[str, str]]) -> None:
+    built, texts = examined
     rows = {row["text"]: row for row in rows_of(built)}
     hits = {
         (row["doc_id"], row["num_ngrams"], row["excerpt"])
@@ -332,9 +353,10 @@ def test_excluded_items_take_their_documents_out(corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["hit", "runs"])
-def test_an_overlap_that_is_not_recorded_breaks_the_law(corpus: Path, lost: str) -> None:
-    texts = plant_questions(corpus)
-    built = build(benchmark_recipe(corpus), corpus / "home", UPTO)
+def test_an_overlap_that_is_not_recorded_breaks_the_law(
+    examined: tuple[Built, dict[str, str]], tmp_path: Path, lost: str
+) -> None:
+    built, texts = small_corpus.copy_home(examined[0], tmp_path / "home"), examined[1]
     path = built.folder("lsh_clusters") / HITS_NAME
     hits = pq.read_table(path)
     rows = hits.to_pylist()
@@ -349,9 +371,10 @@ def test_an_overlap_that_is_not_recorded_breaks_the_law(corpus: Path, lost: str)
     assert doc_id(texts["whole"]).hex()[:16] in verdict.examples[0]["violation"]
 
 
-def test_a_benchmark_question_in_validation_breaks_the_law(corpus: Path) -> None:
-    texts = plant_questions(corpus)
-    built = build(benchmark_recipe(corpus), corpus / "home", UPTO)
+def test_a_benchmark_question_in_validation_breaks_the_law(
+    examined: tuple[Built, dict[str, str]], tmp_path: Path
+) -> None:
+    built, texts = small_corpus.copy_home(examined[0], tmp_path / "home"), examined[1]
     for unit in units_in(built.stage, built.refs["split_documents"]):
         path = built.stage.store.folder(unit) / "documents.parquet"
         documents = pq.read_table(path)

@@ -91,6 +91,7 @@ def test_every_asset_is_described(name: str, graph: AssetGraph) -> None:
     assert not node.is_partitioned
     assert node.owners
     assert node.kinds
+    assert node.tags["stage"] == ("source" if name == OBSERVED else STAGES[name])
     if name != OBSERVED:
         assert node.code_version
         assert "Promise: " in node.description or name == "packing_stats"

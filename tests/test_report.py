@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from collections import Counter, defaultdict
+from decimal import Decimal
 from pathlib import Path
 
 import dagster as dg
@@ -27,7 +28,7 @@ from pipeline_assets.pictures import (
     scatter_picture,
 )
 from pipeline_assets.references import PipelineResource, ReferenceIOManager
-from pipeline_assets.report import picture_metadata, rows_metadata
+from pipeline_assets.report import MAX_ROWS, picture_metadata, rounded, rows_metadata, shown_table
 from pipeline_assets.stripes import Sealed, asset_spec, graph_spec, materialized, sealing_op, units_in
 from training_io.document_index import read_index
 
@@ -185,6 +186,38 @@ def test_each_document_is_in_one_bar_of_lengths(lengths):
         assert share == pytest.approx(100 * sum(start <= length < end for length in shown) / len(shown))
     assert sum(shares) == pytest.approx(100)
     assert marks == pytest.approx({f"{share} %": quantile(shown, share / 100) for share in (10, 50, 90, 99)})
+
+
+@given(st.integers(0, 2 * MAX_ROWS), st.integers(1, 2 * MAX_ROWS))
+def test_a_table_that_is_cut_says_how_many_rows_it_has(num_rows, most):
+    rows = [{"number": number} for number in range(num_rows)]
+    shown = shown_table("some", rows, most=most)
+    cut = min(num_rows, most, 50)
+    found = [record.data for record in getattr(shown["some"], "records", [])]
+    assert found == rows[:cut]
+    assert shown.get("some_rows") == (f"{cut} of {num_rows}" if cut < num_rows else None)
+
+
+def test_rows_that_were_left_out_before_count_too():
+    assert shown_table("some", [{"number": 1}], total=1_234)["some_rows"] == "1 of 1,234"
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max_value=1e300))
+def test_a_share_is_shown_to_six_digits(value):
+    shown = rounded(value)
+    assert shown == pytest.approx(value, rel=5.01e-6, abs=1e-300)
+    assert len(Decimal(repr(shown)).normalize().as_tuple().digits) <= 6
+    (record,) = shown_table("some", [{"share": value, "count": 12_345_678}])["some"].records
+    assert record.data == {"share": shown, "count": 12_345_678}
+
+
+def test_shares_of_a_page_are_rounded_and_those_of_the_manifest_are_not(clean, pages):
+    counts = clean.refs["packing_stats"].counts
+    exact = {name: value for name, value in counts.items() if isinstance(value, float)}
+    assert any(value != rounded(value) for value in exact.values())
+    assert {name: pages["packing_stats"][name].value for name in exact} == {
+        name: rounded(value) for name, value in exact.items()
+    }
 
 
 def test_every_event_of_a_page_is_small(clean):
