@@ -30,6 +30,8 @@ START_SECONDS = 180
 RUN_SECONDS = 600
 ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 WEBSERVER, DAEMON, MAKE_UI = "webserver", "daemon", "make-ui"
+DEFINITIONS = 'repositoryLocationName:"pipeline_assets.definitions",repositoryName:"__repository__"'
+"""Of all definitions, as a selector of GraphQL names it."""
 
 
 class Server:
@@ -133,11 +135,14 @@ def wait_until(found: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 @contextmanager
-def running(home: Path, recipe: Path) -> Iterator[Server]:
-    """Webserver and daemon as two processes (`server.stop(DAEMON)`, `server.start(DAEMON)`), until not needed."""
+def running(home: Path, recipe: Path, *names: str) -> Iterator[Server]:
+    """Webserver and daemon as two processes (`server.stop(DAEMON)`, `server.start(DAEMON)`), until not needed.
+
+    Only those of the two that are named, where any is.
+    """
     server = Server(home, recipe)
     make_databases(home)
-    with _serving(server, WEBSERVER, DAEMON):
+    with _serving(server, *(names or (WEBSERVER, DAEMON))):
         yield server
 
 
@@ -202,6 +207,23 @@ def steps_of(server: Server, run_id: str) -> dict[str, str]:
     """Status of each step of a run by its key: mapped steps are there once they have started."""
     answer = server.ask(f'{{runOrError(runId:"{run_id}"){{... on Run{{stepStats{{stepKey status}}}}}}}}')
     return {step["stepKey"]: step["status"] for step in answer["runOrError"]["stepStats"]}
+
+
+def ticks_of(server: Server, sensor: str) -> list[dict[str, Any]]:
+    """A sensor's last ticks, the latest first."""
+    answer = server.ask(
+        f'{{sensorOrError(sensorSelector:{{{DEFINITIONS},sensorName:"{sensor}"}}){{... on Sensor{{sensorState{{'
+        "ticks(limit:20){status timestamp skipReason error{message}}}}}}"
+    )
+    ticks: list[dict[str, Any]] = answer["sensorOrError"]["sensorState"]["ticks"]
+    return ticks
+
+
+def skipped_since(server: Server, sensor: str, moment: float) -> list[str]:
+    """Why a sensor's ticks after a moment asked for no run; none of them may have failed."""
+    found = [tick for tick in ticks_of(server, sensor) if tick["timestamp"] > moment]
+    assert not [tick for tick in found if tick["error"]], found
+    return [tick["skipReason"] for tick in found if tick["status"] == "SKIPPED"]
 
 
 def materializations_of(server: Server) -> dict[str, dict[str, Any]]:

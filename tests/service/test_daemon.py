@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import small_corpus
-from dagster_server import Server, running, runs_of, wait_until
+from dagster_server import DEFINITIONS, Server, running, runs_of, skipped_since, ticks_of, wait_until
 from file_server import REPOSITORY, serving_files
 
 from pipeline_assets.automation import new_revision_sensor
@@ -19,19 +19,7 @@ from pipeline_assets.references import PipelineResource
 
 TICK_SECONDS = 180
 RUN_SECONDS = 420
-SENSOR = (
-    '{repositoryLocationName:"pipeline_assets.definitions",repositoryName:"__repository__",'
-    f'sensorName:"{new_revision_sensor.name}"}}'
-)
-
-
-def ticks(server: Server) -> list[dict[str, Any]]:
-    """The sensor's last ticks, the latest first."""
-    answer = server.ask(
-        f"{{sensorOrError(sensorSelector:{SENSOR}){{... on Sensor{{sensorState{{status"
-        " ticks(limit:20){status timestamp skipReason error{message}}}}}}"
-    )
-    return answer["sensorOrError"]["sensorState"]["ticks"]
+SENSOR = new_revision_sensor.name
 
 
 def finished_runs(server: Server, number: int) -> list[dict[str, Any]]:
@@ -39,13 +27,6 @@ def finished_runs(server: Server, number: int) -> list[dict[str, Any]]:
     found = runs_of(server)
     ended = all(run["status"] in ("SUCCESS", "FAILURE", "CANCELED") for run in found)
     return found if ended and len(found) >= number else []
-
-
-def skipped_since(server: Server, moment: float) -> list[str]:
-    """Why ticks after a moment started nothing."""
-    found = [tick for tick in ticks(server) if tick["timestamp"] > moment]
-    assert not [tick for tick in found if tick["error"]], found
-    return [tick["skipReason"] for tick in found if tick["status"] == "SKIPPED"]
 
 
 def materializations(server: Server) -> dict[str, dict[str, str]]:
@@ -82,8 +63,8 @@ def test_the_daemon_makes_one_run_of_a_new_revision_and_none_after_a_restart(
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         with running(home, recipe) as server:
             assert runs_of(server) == []
-            assert ticks(server) == []  # off until somebody turns it on
-            server.ask(f"mutation{{startSensor(sensorSelector:{SENSOR}){{__typename}}}}")
+            assert ticks_of(server, SENSOR) == []  # off until somebody turns it on
+            server.ask(f'mutation{{startSensor(sensorSelector:{{{DEFINITIONS},sensorName:"{SENSOR}"}}){{__typename}}}}')
             wait_until(lambda: finished_runs(server, 1), TICK_SECONDS + RUN_SECONDS, "the first revision's run")
             (first,) = runs_of(server)
             assert first["status"] == "SUCCESS", server.log.read_text()[-5_000:]
@@ -97,7 +78,7 @@ def test_the_daemon_makes_one_run_of_a_new_revision_and_none_after_a_restart(
             assert changed != revision
             wait_until(lambda: finished_runs(server, 2), TICK_SECONDS + RUN_SECONDS, "the next revision's run")
             ended = time.time()
-            wait_until(lambda: skipped_since(server, ended), TICK_SECONDS, "a tick after the run")
+            wait_until(lambda: skipped_since(server, SENSOR, ended), TICK_SECONDS, "a tick after the run")
             second, *others = runs_of(server)
             assert others == [first]
             assert second["status"] == "SUCCESS", server.log.read_text()[-5_000:]
@@ -117,7 +98,9 @@ def test_the_daemon_makes_one_run_of_a_new_revision_and_none_after_a_restart(
 
         restarted = time.time()
         with running(home, recipe) as server:
-            reasons = wait_until(lambda: skipped_since(server, restarted), TICK_SECONDS, "a tick after the restart")
+            reasons = wait_until(
+                lambda: skipped_since(server, SENSOR, restarted), TICK_SECONDS, "a tick after the restart"
+            )
             assert reasons == [f"nothing new since revision {changed[:12]}"]
             assert [run["runId"] for run in runs_of(server)] == [second["runId"], first["runId"]]
 
