@@ -1,11 +1,11 @@
 """corpusmill against its peers, side by side on one core: `python benchmarks/run.py [--only NAME ...] [--runs N]`.
 
-How to read it. The process and all that it starts are pinned to one core with one thread each. For each entry, ours
-and the peer run in turns in the same invocation, after both have been shown to compute the same. The table gives
-medians: `ratio` is the peer's median time over ours, so above 1 corpusmill is faster; `min–max` are the smallest and
-largest ratio of a single round, and a wide range means that the machine was busy. `bar` compares a figure with the
-project's own limit. Rates are of this machine; ratios travel better, and even they depend on the text. Each entry's
-file says what is timed on either side.
+How to read it. The process and all that it starts, but for the entry `ui`, are pinned to one core with one thread each.
+For each entry, ours and the peer run in turns in the same invocation, after both have been shown to compute the same.
+The table gives medians: `ratio` is the peer's median time over ours, so above 1 corpusmill is faster; `min–max` are the
+smallest and largest ratio of a single round, and a wide range means that the machine was busy. `bar` compares a figure
+with the project's own limit. Rates are of this machine; ratios travel better, and even they depend on the text. Each
+entry's file says what is timed on either side.
 
 The text is the Parquet folder in CORPUSMILL_BENCH_TEXT, else the text of the installed packages; of more than
 `--megabytes`, a part. Peers are installed into `.venv-bench` from `requirements-peers*.txt` when an entry needs them.
@@ -42,6 +42,7 @@ ENTRIES = (
     "ranges",
     "training",
     "whole_flow",
+    "ui",
 )
 NEED_TEXT = frozenset({"signatures", "pathological", "deduplication", "tokenizing", "whole_flow"})
 OUR_LIBRARIES = ("numpy", "numba", "pyarrow", "tokenizers", "datasketch", "dagster")

@@ -7,10 +7,12 @@ import doctest
 import importlib
 import importlib.util
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
 
+import dagster as dg
 import naive_clusters
 import naive_text
 import numpy as np
@@ -18,8 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from browser import CHROMIUM
 from tokenizers import Tokenizer
 
+from pipeline_assets.definitions import ASSETS
 from pipeline_assets.recipe import load_recipe
 from pipeline_assets.transforms.jaccard import jaccard_of_pairs
 from pipeline_assets.transforms.minhash import MinHashParams, sign_documents
@@ -652,3 +656,93 @@ def test_the_flow_to_shards_runs_on_the_benchmarks_recipes(load, tmp_path):
     assert len(shards) == 1
     with pytest.raises(RuntimeError, match=r"flow_to_shards\.py: exit status 1"):
         whole_flow.run_to_shards(tmp_path / "other", tmp_path / "none.json", inputs["text"])
+
+
+def test_overhead_is_the_time_in_which_no_step_is_under_way(load):
+    spans = {"a": (1.0, 3.0), "b": (2.0, 5.0), "inside b": (2.5, 4.0), "c": (6.0, 7.0)}
+    started = [("STEP_START", step, start) for step, (start, _) in spans.items()]
+    ended = [("STEP_SUCCESS", step, end) for step, (_, end) in spans.items()]
+    run = [("RUN_START", "", 0.5), ("RUN_SUCCESS", "", 9.0), ("STEP_START", "mapped over nothing", 7.5)]
+    times = load("ui").times_of([*ended, *run, *started])
+    assert (times.num_steps, times.seconds, times.seconds_in_steps) == (4, 8.5, 5.0)
+    assert times.overhead_per_step == 3.5 / 4
+
+
+def test_a_runs_times_are_read_from_its_event_log(load, tmp_path):
+    @dg.op
+    def first():
+        return 1
+
+    @dg.op
+    def second(number):
+        return number
+
+    @dg.job
+    def two_steps():
+        second(first())
+
+    with dg.DagsterInstance.ephemeral(tempdir=str(tmp_path)) as instance:
+        two_steps.execute_in_process(instance=instance)
+        times = load("ui").times_of_last_run(instance)
+    assert times.num_steps == 2
+    assert 0 < times.seconds_in_steps < times.seconds
+
+
+def test_profiles_are_compared_and_the_slowest_page_is_named(load):
+    ui, measure = load("ui"), load("measure")
+
+    def runs(*seconds):
+        return [ui.RunTimes(num_steps=10, seconds=each, seconds_in_steps=1.0) for each in seconds]
+
+    row = ui.row_of_profiles({"local": runs(2.0, 3.0, 2.5), "processes": runs(9.0, 11.0, 10.0)})
+    figures = measure.figures_of(row)
+    assert (figures["seconds"], figures["ratio"]) == (2.5, 4.0)
+    assert figures["overhead_seconds_a_step_local"] == pytest.approx(0.15)
+    assert figures["overhead_seconds_a_step_processes"] == pytest.approx(0.9)
+
+    row = ui.row_of_pages({"slow once": (1.0, 9.0, 1.0), "slow": (2.5, 2.0, 2.5), "fast": (0.5, 0.5, 0.5)})
+    assert (row.amount, row.ours_seconds) == (3, [4.0, 11.5, 4.0])
+    assert row.extra["worst_page_seconds"] == 2.5
+    assert row.note.startswith("worst is slow, 2.50 s")
+    assert [bar["met"] for bar in measure.report_of(row)["bars"]] == [False]
+
+
+def test_all_cores_are_given_back_to_the_pin(load, monkeypatch):
+    ui = load("ui")
+    before = os.sched_getaffinity(0)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    try:
+        os.sched_setaffinity(0, {max(before)})
+        with ui.all_cores():
+            assert os.sched_getaffinity(0) >= before
+            assert "OMP_NUM_THREADS" not in os.environ
+        assert os.sched_getaffinity(0) == {max(before)}
+        assert os.environ["OMP_NUM_THREADS"] == "1"
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_the_code_location_is_imported_in_a_new_process(load):
+    ui = load("ui")
+    row = ui.import_row([ui.import_seconds(), 60.0, 61.0])
+    assert row.extra["best_seconds"] == row.ours_seconds[0] > 0
+    assert load("measure").report_of(row)["bars"][0]["found"] == 60.0
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_asset_pages_are_timed_until_their_description_is_there(load, tmp_path):
+    """On a home without artifacts: an asset's description is there before it is materialized."""
+    ui, names = load("ui"), ("dataset_revision", "packing_plan")
+    with ui.serving(tmp_path) as address:
+        descriptions = ui.descriptions_of(address)
+        some = {name: descriptions[name] for name in names}
+        seconds = ui.seconds_of_pages(address, some, 2, CHROMIUM)
+    assert descriptions.keys() == {asset.key.path[-1] for asset in ASSETS}
+    assert [(name, len(times)) for name, times in seconds.items()] == [(name, 2) for name in names]
+    assert min(map(min, seconds.values())) > 0
+
+
+def test_without_a_browser_the_pages_row_says_so(load, tmp_path, monkeypatch):
+    ui = load("ui")
+    monkeypatch.setattr(ui.shutil, "which", lambda name: None)
+    assert ui.pages_row(tmp_path, 1).note == "not measured: there is no Chromium on this machine"
