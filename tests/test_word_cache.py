@@ -177,7 +177,6 @@ def assert_same(tokenizer: Given, texts: Sequence[str], **changes) -> None:
         assert found == wanted, text
 
 
-@settings(max_examples=300)
 @given(texts=documents_of)
 @example(texts=FRAGMENTS)
 @example(texts=[left + right for left in FRAGMENTS[:46] for right in FRAGMENTS[:46]])
@@ -186,7 +185,6 @@ def test_ids_are_the_librarys(tokenizer, texts):
     assert_same(tokenizer, texts)
 
 
-@settings(max_examples=300)
 @given(texts=st.lists(st.text(max_size=40), max_size=4))
 def test_ids_of_any_unicode_are_the_librarys(tokenizer, texts):
     assert_same(tokenizer, texts)
