@@ -7,14 +7,13 @@ asset's configuration, Dagster starts the run first, and the training step fails
 import dagster as dg
 from pydantic import Field, model_validator
 
-from training_io.errors import RecipeError
 from training_io.gpu_io_manager import (
     DEFAULT_PREFETCH_DEPTH,
     DEVICE_IN_WORDS,
     DTYPE_IN_WORDS,
     PREFETCH_IN_WORDS,
-    check_settings,
     without_empty,
+    wrong_settings,
 )
 
 MAX_STEPS = 10**9 - 1  # a checkpoint's name has nine digits
@@ -35,7 +34,7 @@ class TrainingOverrides(dg.Config):
     learning_rate: float = Field(default=0.0, description=RATE_IN_WORDS)
     _empty_is_default = model_validator(mode="before")(without_empty)
 
-    # `check_overrides` has the limits: pydantic's would be a failure of Dagster's machinery, in pydantic's words.
+    # `wrong_overrides` has the limits: pydantic's would be a failure of Dagster's machinery, in pydantic's words.
 
 
 class TrainChoices(dg.Config):
@@ -49,31 +48,35 @@ class TrainChoices(dg.Config):
     _empty_is_default = model_validator(mode="before")(without_empty)
 
 
-def check_overrides(steps: int, learning_rate: float) -> None:
-    """RecipeError for a number that is neither 0 nor within its limits.
+def wrong_overrides(steps: int, learning_rate: float) -> list[str]:
+    """A sentence for each number that is neither 0 nor within its limits.
 
-    >>> check_overrides(steps=0, learning_rate=0.5)
+    >>> wrong_overrides(steps=0, learning_rate=0.5)
+    []
     """
+    wrong = []
     if not 0 <= steps <= MAX_STEPS:
-        raise RecipeError(
+        wrong.append(
             f"steps: expected 1 to {MAX_STEPS:,}, or 0 for the recipe's, found {steps:,}."
             " Correct steps in the run's configuration."
         )
     if not 0 <= learning_rate <= MAX_LEARNING_RATE:  # neither is NaN
-        raise RecipeError(
+        wrong.append(
             f"learning_rate: expected above 0 and at most {MAX_LEARNING_RATE:g}, or 0 for the recipe's, found"
             f" {learning_rate}. Correct learning_rate in the run's configuration."
         )
+    return wrong
 
 
 @dg.config_mapping
 def train_config(choices: TrainChoices) -> dg.RunConfig:
     """The training step's and the GPU IO manager's configuration; refused at launch where a value cannot be."""
-    try:
-        check_overrides(choices.steps, choices.learning_rate)
-        check_settings(choices.device, choices.dtype, choices.prefetch_depth)
-    except RecipeError as error:  # Dagster shows its own errors as they are, and wraps all others in words of its own
-        raise dg.DagsterInvalidDefinitionError(str(error)) from None
+    wrong = [
+        *wrong_overrides(choices.steps, choices.learning_rate),
+        *wrong_settings(choices.device, choices.dtype, choices.prefetch_depth),
+    ]
+    if wrong:  # Dagster shows its own errors as they are, and wraps all others in words of its own
+        raise dg.DagsterInvalidDefinitionError(" ".join(wrong)) from None
     overrides = TrainingOverrides(steps=choices.steps, learning_rate=choices.learning_rate)
     settings = {"device": choices.device, "dtype": choices.dtype, "prefetch_depth": choices.prefetch_depth}
     return dg.RunConfig(ops={"varlen_training_run": overrides}, resources={"gpu_io_manager": {"config": settings}})

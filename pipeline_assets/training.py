@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pipeline_assets.launch import TrainingOverrides, check_overrides
+from pipeline_assets.launch import TrainingOverrides, wrong_overrides
 from pipeline_assets.pictures import line_picture
 from pipeline_assets.recipe import parameters_that_matter
 from pipeline_assets.references import Pipeline
@@ -87,7 +87,8 @@ def build_training_run(
 
 def _settings(stage: Stage, packing_plan: DeviceInput, overrides: TrainingOverrides) -> dict[str, Any]:
     """The recipe's training section with this run's values, and what each `auto` of it stands for here."""
-    check_overrides(overrides.steps, overrides.learning_rate)
+    if wrong := wrong_overrides(overrides.steps, overrides.learning_rate):
+        raise RecipeError(" ".join(wrong))
     training = stage.recipe.training
     device = device_type(packing_plan.device)
     automatic = "bfloat16" if device == "cuda" else "float32"

@@ -119,6 +119,15 @@ def test_train_refuses_a_bad_value_before_there_is_a_run(name: str, value: Any, 
         assert refusal.value.__suppress_context__  # or Dagster shows the same sentence twice
 
 
+def test_all_bad_values_of_a_launch_are_named_at_once(clean: Built) -> None:
+    with pytest.raises(dg.DagsterInvalidDefinitionError) as refused:
+        create_execution_plan(
+            over(clean).resolve_job_def("train"), {"steps": -5, "learning_rate": 7.0, "dtype": "int8"}
+        )
+    words = ("steps: expected", "learning_rate: expected", "dtype: expected")
+    assert [word for word in words if word not in str(refused.value)] == []
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, value, _ in REFUSED if name in ("steps", "device")]
 )

@@ -101,7 +101,8 @@ class GpuIOManager(dg.ConfigurableIOManager):
         A device that is not here is refused before anything is looked up.
         """
         try:
-            check_settings(self.device, self.dtype, self.prefetch_depth)
+            if wrong := wrong_settings(self.device, self.dtype, self.prefetch_depth):
+                raise RecipeError(" ".join(wrong))
             reason = why_cpu(self.device)
         except RecipeError as error:
             raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
@@ -121,12 +122,19 @@ class GpuIOManager(dg.ConfigurableIOManager):
         )
 
 
-def check_settings(device: str, dtype: str, prefetch_depth: int) -> None:
-    """RecipeError for a setting that no machine could follow; whether the device is here is not asked."""
-    _check_setting("device", device, re.fullmatch(DEVICES, device), "auto, cpu, cuda or cuda:<number>")
-    _check_setting("dtype", dtype, dtype in DTYPES, f"one of {', '.join(DTYPES)}")
-    is_depth = 1 <= prefetch_depth <= MAX_PREFETCH_DEPTH
-    _check_setting("prefetch_depth", prefetch_depth, is_depth, f"1 to {MAX_PREFETCH_DEPTH} steps")
+def wrong_settings(device: str, dtype: str, prefetch_depth: int) -> list[str]:
+    """A sentence for each setting that no machine could follow; whether the device is here is not asked."""
+    depths = f"1 to {MAX_PREFETCH_DEPTH} steps"
+    settings = (
+        ("device", device, re.fullmatch(DEVICES, device), "auto, cpu, cuda or cuda:<number>"),
+        ("dtype", dtype, dtype in DTYPES, f"one of {', '.join(DTYPES)}"),
+        ("prefetch_depth", prefetch_depth, 1 <= prefetch_depth <= MAX_PREFETCH_DEPTH, depths),
+    )
+    return [
+        f"gpu_io_manager.{name}: expected {expected}, found {value!r}. Correct {name} in the run's configuration."
+        for name, value, is_possible, expected in settings
+        if not is_possible
+    ]
 
 
 def device_type(device: str) -> str:
@@ -159,10 +167,3 @@ def may_have_gpu() -> bool:
     except OSError:
         return Path("/dev/kfd").exists()
     return True
-
-
-def _check_setting(name: str, value: object, is_possible: object, expected: str) -> None:
-    if not is_possible:
-        raise RecipeError(
-            f"gpu_io_manager.{name}: expected {expected}, found {value!r}. Correct {name} in the run's configuration."
-        )
