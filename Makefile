@@ -6,7 +6,7 @@ BIN := .venv/bin
 export CORPUSMILL_HOME ?= $(CURDIR)/.corpusmill
 export DAGSTER_HOME := $(abspath $(CORPUSMILL_HOME))/dagster
 
-.PHONY: run fineweb prepare train ui test lint env env-prepare env-test bench bench-gpu
+.PHONY: run fineweb prepare train ui test test-desk lint env env-prepare env-test bench bench-gpu
 
 run: env            ## materialize every asset with all checks, training included
 	$(BIN)/python -m pipeline_assets run
@@ -26,7 +26,10 @@ ui: env             ## Dagster's UI and daemon on the same home, one port, loopb
 	$(BIN)/dagster dev --workspace workspace.yaml --host 127.0.0.1 --port $(PORT)
 
 test: env-test      ## the tests, one process a core
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m "not desk"
+
+test-desk: env-test ## the browser's longest tests: failures, re-execution, sensor, daemon
+	$(BIN)/python -m pytest -m desk tests/ui
 
 lint: env-test      ## lint, format, types
 	$(BIN)/ruff check .

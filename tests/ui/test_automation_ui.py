@@ -30,6 +30,8 @@ from pipeline_assets.automation import FAIL_WINDOW, new_revision_sensor, nightly
 from pipeline_assets.recipe import STAGES
 from resources.execution import open_instance
 
+pytestmark = pytest.mark.desk
+
 LOCATION = "locations/pipeline_assets.definitions"
 SENSOR, SCHEDULE = new_revision_sensor.name, nightly_schedule.name
 ON, OFF = "RUNNING", "STOPPED"

@@ -34,6 +34,8 @@ from test_asset_checks import leak_in_the_split_plan, repeat_a_segment
 
 from pipeline_assets.recipe import STAGES
 
+pytestmark = pytest.mark.desk
+
 DAMAGED = Path("alpha") / "a_000.parquet"
 BEFORE_THE_LEAK = {
     *("raw_row_groups", "reference_sets", "minhash_signatures", "lsh_clusters"),

@@ -13,6 +13,8 @@ from dagster_server import Server, materializations_of, running, runs_of, verdic
 from small_corpus import Built, assets_read_by, recorded
 from test_asset_checks import POISONS
 
+pytestmark = pytest.mark.desk
+
 ALL, ONE = "Execute all", "Execute"
 
 
