@@ -5,6 +5,7 @@ promise: every removal has a row; nothing here decides anything. The cost: the r
 place are read again for their exact similarity.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from math import fsum
 from pathlib import Path
@@ -82,7 +83,7 @@ def write_duplicates(
     keys = keyed_hash(corpus.doc_ids[removed], derive_seed(corpus.stage.recipe.seed, "examples"))
     chosen = example_pairs(jaccard, keys, EXAMPLES_PER_RANGE)
     _write(ExamplePairs, _examples(corpus, pairs[chosen], jaccard[chosen], bands[chosen]), folder / EXAMPLES_NAME)
-    _write(LargestClusters, _largest(corpus, decisions, names), folder / LARGEST_NAME)
+    _write(LargestClusters, _largest(corpus, decisions), folder / LARGEST_NAME)
     within, over = clusters_by_spread(decisions.cluster, dumps)
     return {
         "text_bytes": int(corpus.text_bytes.sum()),
@@ -146,48 +147,48 @@ def _examples(corpus: Corpus, pairs: I64, jaccard: npt.NDArray[np.float64], band
     return pa.table(columns, schema=arrow_schema(ExamplePairs))
 
 
-def _largest(corpus: Corpus, decisions: Decisions, names: dict[str, tuple[I64, list[str]]]) -> pa.Table:
-    """The largest clusters, by what all their members are and how alike some of them are."""
+def _largest(corpus: Corpus, decisions: Decisions) -> pa.Table:
     keys = keyed_hash(corpus.doc_ids, derive_seed(corpus.stage.recipe.seed, "members"))
     wanted = largest_clusters(decisions.cluster, decisions.cluster_size, keys, NUM_LARGEST)
     members = members_by_cluster(decisions.cluster, wanted, keys, MAX_COMPARED_MEMBERS)
     pairs = [all_pairs(some) for some in members]
     jaccard = corpus.similarities(np.concatenate([np.empty((0, 2), np.int64), *pairs]))
     firsts = np.cumsum([0, *map(len, pairs)])
-    shown, places = np.unique(decisions.kept[wanted], return_inverse=True)
-    texts = corpus.rows(shown, ["text"]).column("text").to_pylist()
-    everyone = members_by_cluster(decisions.cluster, wanted, keys, len(keys))
-    origins = {**names, "file": _files(corpus)}
+    shown, places = np.unique(np.concatenate([decisions.kept[wanted], *members]), return_inverse=True)
+    sources = corpus.rows(shown, ["pool", "dump", "file", "text"]).to_pylist()
+    of_member = np.split(places[len(wanted) :], np.cumsum([len(some) for some in members])[:-1])
     rows = [
-        {
-            "cluster_id": corpus.doc_ids[cluster].tobytes(),
-            "documents": int(decisions.cluster_size[cluster]),
-            **_likeness(jaccard[firsts[number] : firsts[number + 1]]),
-            "compared": len(members[number]),
-            **{f"{of}s": _tally(codes[everyone[number]], listed) for of, (codes, listed) in origins.items()},
-            "first_words": texts[places[number]][:EXCERPT_CHARACTERS],
-        }
+        _cluster_row(
+            corpus.doc_ids[cluster].tobytes(),
+            int(decisions.cluster_size[cluster]),
+            jaccard[firsts[number] : firsts[number + 1]],
+            [sources[place] for place in of_member[number].tolist()],
+            sources[places[number]]["text"],
+        )
         for number, cluster in enumerate(wanted.tolist())
     ]
     return pa.Table.from_pylist(rows, schema=arrow_schema(LargestClusters))
 
 
-def _likeness(jaccard: npt.NDArray[np.float64]) -> dict[str, float]:
-    # summed exactly: whatever the order of the pairs
-    return {"min_jaccard": float(jaccard.min()), "mean_jaccard": fsum(jaccard) / len(jaccard)}
+def _cluster_row(
+    cluster_id: bytes, size: int, jaccard: npt.NDArray[np.float64], members: list[dict[str, Any]], kept_text: str
+) -> dict[str, Any]:
+    return {
+        "cluster_id": cluster_id,
+        "documents": size,
+        "min_jaccard": float(jaccard.min()),
+        "mean_jaccard": fsum(jaccard) / len(jaccard),  # whatever the order of the pairs
+        "compared": len(members),
+        "pools": _tally(row["pool"] for row in members),
+        "dumps": _tally(row["dump"] or "" for row in members),
+        "files": _tally(row["file"] for row in members),
+        "first_words": kept_text[:EXCERPT_CHARACTERS],
+    }
 
 
-def _files(corpus: Corpus) -> tuple[I64, list[str]]:
-    """Source file of each document as a number int64[n] into the sorted names: a unit's rows are of one file."""
-    names, numbers = np.unique([unit.counts["file"] for unit in corpus.units], return_inverse=True)
-    return np.repeat(numbers, np.diff(corpus.firsts)), names.tolist()
-
-
-def _tally(codes: I64, names: Sequence[str]) -> str:
-    """The commonest names with counts, and how many others there are: codes int64[m] into the names."""
-    numbers, counts = np.unique(codes, return_counts=True)
-    found = [(names[number], count) for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)]
-    counted = sorted(found, key=lambda item: (-item[1], item[0]))
+def _tally(names: Any) -> str:
+    """The commonest names with counts, and how many others there are."""
+    counted = sorted(Counter(names).items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{name} × {count}" for name, count in counted[:NUM_NAMED])
     return listed if len(counted) <= NUM_NAMED else f"{listed}, and {len(counted) - NUM_NAMED} others"
 

@@ -268,9 +268,9 @@ class LargestClusters(Contract):
     min_jaccard: pa.float64() = pap.Field(ge=0, le=1, description="Least similar two of the compared members")
     mean_jaccard: pa.float64() = pap.Field(ge=0, le=1, description="Mean similarity of the compared members")
     compared: pa.int64() = pap.Field(ge=2, description="Members compared with each other: the smallest keyed hashes")
-    pools: pa.string() = pap.Field(description="Pools of all members, with counts")
-    dumps: pa.string() = pap.Field(description="Crawls of all members, with counts")
-    files: pa.string() = pap.Field(description="Source files of all members, with counts")
+    pools: pa.string() = pap.Field(description="Pools of the compared members, with counts")
+    dumps: pa.string() = pap.Field(description="Crawls of the compared members, with counts")
+    files: pa.string() = pap.Field(description="Source files of the compared members, with counts")
     first_words: pa.large_string() = pap.Field(description="How the kept member begins")
 
     @pap.check("cluster_id")

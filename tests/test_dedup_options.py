@@ -237,7 +237,7 @@ def test_what_was_removed_is_counted_by_pool_and_crawl_and_shown(corpus: Path) -
         found = [jaccard(left, right) for number, left in enumerate(texts) for right in texts[:number]]
         assert (row["min_jaccard"], row["mean_jaccard"]) == pytest.approx((min(found), sum(found) / len(found)))
         assert kept_text(rows, row["cluster_id"]).startswith(row["first_words"])
-        members = [other for other in rows if other["cluster_id"] == row["cluster_id"]]
+        members = [other for other in rows if other["cluster_id"] == row["cluster_id"]]  # few enough: all are compared
         for column, name in (("pools", "pool"), ("dumps", "dump"), ("files", "file")):
             assert row[column] == naive_tally(other[name] or "" for other in members)
     tokens = built.refs["document_tokens"].counts
