@@ -157,9 +157,11 @@ def tag_revision(instance: dg.DagsterInstance, run_id: str, pipeline: Pipeline, 
     """
     if (revision := pipeline.revision_of(ref)) is None:
         return
-    is_tagged = REVISION_TAG in tags_of(instance, run_id)
+    wanted, found = revision_tag(revision)[REVISION_TAG], tags_of(instance, run_id).get(REVISION_TAG)
+    if found == wanted:  # as it is for all but a run's first artifact: to look for steps costs some 50 ms
+        return
     is_of_rows = ref.asset == ROWS_ASSET or ROWS_ASSET in ref.lineage
-    if not is_tagged or (is_of_rows and not has_steps_of(instance, run_id, LISTING_ASSETS)):
+    if found is None or (is_of_rows and not has_steps_of(instance, run_id, LISTING_ASSETS)):
         tag_run(instance, run_id, revision_tag(revision))
 
 
