@@ -244,6 +244,17 @@ def test_what_was_removed_is_counted_by_pool_and_crawl_and_shown(corpus: Path) -
     assert 0 < tokens["removed_tokens"] < tokens["tokens"]
 
 
+def test_a_cluster_of_more_than_are_compared_keeps_the_laws(corpus: Path) -> None:
+    plant(corpus, [{"text": f"{small_corpus.sentences(9_000, 200)} ending {number}"} for number in range(45)])
+    built = build(write_recipe(corpus), corpus / "home", "lsh_clusters")
+    largest = table(built, LARGEST_NAME)[0]
+    assert (largest["documents"], largest["compared"]) == (45, 32)
+    for column in ("pools", "files"):  # of those that are compared, as their similarities are
+        assert sum(int(part.rpartition(" × ")[2]) for part in largest[column].split(", ")) == 32
+    verdict = judged("every_removal_has_evidence", built)
+    assert verdict.num_violations == 0, verdict.examples
+
+
 def naive_tally(names) -> str:
     counted = sorted(Counter(names).items(), key=lambda item: (-item[1], item[0]))
     others = [f"and {len(counted) - 3} others"] if len(counted) > 3 else []
