@@ -15,8 +15,8 @@ from training_io.gpu_io_manager import (
     without_empty,
     wrong_settings,
 )
+from training_io.limits import MAX_STEPS
 
-MAX_STEPS = 10**9 - 1  # a checkpoint's name has nine digits
 MAX_LEARNING_RATE = 1.0
 STEPS_IN_WORDS = (
     f"Optimizer steps to train for: 1 to {MAX_STEPS:,}. Default: 0, which keeps the recipe's training.steps."

@@ -20,6 +20,7 @@ from resources import package_corpus
 from resources.listings import names_of_urls
 from training_io.errors import RecipeError
 from training_io.hashing import identity_of
+from training_io.limits import MAX_LAYERS, MAX_STEPS, MAX_THREADS, MAX_WIDTH
 from training_io.mixture import token_quotas
 from training_io.model_presets import MODEL_PRESETS
 from training_io.packing import STRATEGIES
@@ -39,7 +40,7 @@ Positive = Annotated[int, Field(gt=0, lt=2**63)]  # manifests are JSON, whose re
 NonNegative = Annotated[int, Field(ge=0, lt=2**63)]
 Length = Annotated[int, Field(ge=2, le=MAX_STEP_TOKENS)]
 BatchTokens = Annotated[int, Field(gt=0, le=MAX_STEP_TOKENS)]
-Width = Annotated[int, Field(gt=0, le=65_536)]  # two of them are the sides of one matrix: 16 GiB in float32
+Width = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Repository = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
@@ -568,7 +569,7 @@ class ModelShape(Section):
     """The decoder to train: its numbers, or `preset` for those of a named shape."""
 
     d_model: Width
-    num_layers: Annotated[int, Field(gt=0, le=1024)]  # what each computes is held until its gradients are known
+    num_layers: Annotated[int, Field(gt=0, le=MAX_LAYERS)]
     num_heads: Width
     num_kv_heads: Width
     d_ff: Width
@@ -652,7 +653,7 @@ class Training(Section):
     layout: Literal["packs", "windows"]
     windows: Windows | None = None
     model: ModelShape
-    steps: Annotated[int, Field(gt=0, lt=10**9)]  # a checkpoint's name has nine digits
+    steps: Annotated[int, Field(gt=0, lt=MAX_STEPS + 1)]
     learning_rate: Annotated[float, Field(gt=0, le=MAX_FACTOR)]
     warmup_steps: NonNegative
     weight_decay: Annotated[float, Field(ge=0, le=MAX_FACTOR)] = 0.1
@@ -662,7 +663,7 @@ class Training(Section):
     eval_microbatches: Positive
     checkpoint_every: Positive
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on a GPU, float32 on the CPU
-    num_threads: Annotated[int, Field(gt=0, le=1024)] = 1  # on the CPU; the sums' order, and so the bytes, depend on it
+    num_threads: Annotated[int, Field(gt=0, le=MAX_THREADS)] = 1  # on the CPU; the bytes depend on it
     attention: Literal["auto", "varlen", "flex", "sdpa"] = "auto"  # auto: varlen on a GPU in bfloat16, else sdpa
     compile: bool = False  # one graph for all microbatches, which then have one shape; not with sdpa
     num_ranks: Annotated[int, Field(gt=0, le=1024)] = 1  # processes that share each step, on a GPU each where there are

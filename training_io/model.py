@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from training_io.attention import attend, check_backend
 from training_io.errors import RecipeError
+from training_io.limits import MAX_LAYERS, MAX_WIDTH
 from training_io.model_presets import MODEL_PRESETS
 
 INIT_STD = 0.02  # GPT-2
@@ -23,11 +24,11 @@ NORM_EPS = 1e-5
 NORMS = ("rmsnorm", "layernorm")
 _MOST = {
     "vocab_size": 2**32,
-    "d_model": 65_536,  # two such widths are the sides of one matrix: 16 GiB in float32
-    "num_layers": 1_024,
-    "num_heads": 65_536,
-    "num_kv_heads": 65_536,
-    "d_ff": 65_536,
+    "d_model": MAX_WIDTH,
+    "num_layers": MAX_LAYERS,
+    "num_heads": MAX_WIDTH,
+    "num_kv_heads": MAX_WIDTH,
+    "d_ff": MAX_WIDTH,
 }
 POSITIONS = ("rotary", "learned")
 

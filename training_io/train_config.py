@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from training_io.errors import RecipeError
+from training_io.limits import MAX_STEPS, MAX_THREADS
 
-MAX_STEPS, MAX_THREADS = 999_999_999, 1_024  # a checkpoint's name has nine digits
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
