@@ -12,7 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pipeline_assets.verdict_records import VERDICTS_FOLDER as VERDICTS_FOLDER
 from resources.artifact_store import replace_file
 from training_io.gpu_io_manager import may_have_gpu
 from training_io.hashing import identity_of, sha256_file

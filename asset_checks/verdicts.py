@@ -14,11 +14,18 @@ from typing import Any
 
 import dagster as dg
 
-from asset_checks.remembered import VERDICTS_FOLDER, basis_of, forget, recall, remember
+from asset_checks.remembered import basis_of, forget, recall, remember
 from pipeline_assets.references import run_ids_of, tag_revision
 from pipeline_assets.report import rows_metadata
 from pipeline_assets.stripes import Stage, merged_lineage, stage_of, time_in_words
-from pipeline_assets.verdict_records import MAX_EXAMPLES, VerdictRecord, clipped, forget_verdict, record_verdict
+from pipeline_assets.verdict_records import (
+    MAX_EXAMPLES,
+    VERDICTS_FOLDER,
+    VerdictRecord,
+    clipped,
+    forget_verdict,
+    record_verdict,
+)
 from resources.artifact_store import ArtifactRef
 from training_io.manifest import quarantine_reasons
 

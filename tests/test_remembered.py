@@ -12,8 +12,9 @@ import pytest
 import small_corpus
 from small_corpus import CHECK_NAMES, ROOT, Built, evaluations, judged, materialize, run_checks, write_recipe
 
-from asset_checks.remembered import PACKAGES, VERDICTS_FOLDER, basis_of, code_digest, recall, remember
+from asset_checks.remembered import PACKAGES, basis_of, code_digest, recall, remember
 from pipeline_assets.stripes import units_in
+from pipeline_assets.verdict_records import VERDICTS_FOLDER
 from training_io.gpu_io_manager import device_type, may_have_gpu
 
 
