@@ -15,7 +15,15 @@ import dagster as dg
 from pydantic import Field, model_validator
 
 from pipeline_assets.recipe import BUILT_IN, DEFAULT_RECIPE, Recipe, load_recipe, parameters_that_matter
-from pipeline_assets.run_tags import REVISION_TAG, has_steps_of, recipe_tags, revision_tag, tag_run, tags_of
+from pipeline_assets.run_tags import (
+    REVISION_TAG,
+    has_steps_of,
+    is_known_to_have,
+    recipe_tags,
+    revision_tag,
+    tag_run,
+    tags_of,
+)
 from resources.artifact_store import ArtifactRef, ArtifactStore, home_folder, replace_file
 from training_io.errors import CorpusmillError, StateMismatch
 from training_io.gpu_io_manager import without_empty
@@ -157,12 +165,13 @@ def tag_revision(instance: dg.DagsterInstance, run_id: str, pipeline: Pipeline, 
     """
     if (revision := pipeline.revision_of(ref)) is None:
         return
-    wanted, found = revision_tag(revision)[REVISION_TAG], tags_of(instance, run_id).get(REVISION_TAG)
-    if found == wanted:  # as it is for all but a run's first artifact: to look for steps costs some 50 ms
+    wanted = revision_tag(revision)
+    if is_known_to_have(run_id, wanted):  # as it is for all but a run's first artifact
         return
+    found = tags_of(instance, run_id).get(REVISION_TAG)
     is_of_rows = ref.asset == ROWS_ASSET or ROWS_ASSET in ref.lineage
-    if found is None or (is_of_rows and not has_steps_of(instance, run_id, LISTING_ASSETS)):
-        tag_run(instance, run_id, revision_tag(revision))
+    if found in (None, wanted[REVISION_TAG]) or (is_of_rows and not has_steps_of(instance, run_id, LISTING_ASSETS)):
+        tag_run(instance, run_id, wanted)
 
 
 class PipelineResource(dg.ConfigurableResource):  # type: ignore[type-arg]
