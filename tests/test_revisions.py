@@ -24,6 +24,7 @@ NEWER = f"a newer revision exists: {REPOSITORY} is pinned at {COMMIT}, and main 
 SIGNED = ("raw_row_groups", "reference_sets", "minhash_signatures")
 CHANGED_FILE = Path("beta") / "b_000.parquet"
 CHANGED_ROW = 20  # neither it nor what replaces it is in the tokenizer sample
+NUM_FILES = 14
 
 
 @pytest.fixture
@@ -87,8 +88,20 @@ def change_one_file(corpus: Path) -> None:
     small_corpus.write_rows(corpus / CHANGED_FILE, rows)
 
 
+def add_files(corpus: Path) -> None:
+    """More files of other texts in the pool of the file that changes, NUM_FILES in all."""
+    for number in range(NUM_FILES - len(files_of(corpus))):
+        texts = [small_corpus.sentences(6_000 + 20 * number + row) for row in range(20)]
+        rows = [{"text": text, "id": f"more-{number}-{row}"} for row, text in enumerate(texts)]
+        small_corpus.write_rows(corpus / "beta" / f"more_{number:03d}.parquet", rows)
+
+
+def files_of(corpus: Path) -> list[Path]:
+    return [path for pool in ("alpha", "beta") for path in (corpus / pool).rglob("*.parquet")]
+
+
 def bytes_of(corpus: Path) -> int:
-    return sum(path.stat().st_size for pool in ("alpha", "beta") for path in (corpus / pool).rglob("*.parquet"))
+    return sum(path.stat().st_size for path in files_of(corpus))
 
 
 def units(built: small_corpus.Built, asset: str) -> dict[str, ArtifactRef]:
@@ -161,9 +174,7 @@ def test_the_page_of_the_source_tells_of_a_newer_revision_when_the_run_has_read_
     tag = "dagster/data_version"
     assert later.asset_observation.tags[tag] == revision_of(resource_over(recipe).open())
     assert later.asset_observation.tags[tag] != record.asset_observation.tags[tag]
-    tables = [
-        pq.ParquetFile(path).metadata for pool in ("alpha", "beta") for path in (corpus / pool).rglob("*.parquet")
-    ]
+    tables = [pq.ParquetFile(path).metadata for path in files_of(corpus)]
     counted = {
         "pools": "alpha, beta",
         "files": len(tables),
@@ -233,7 +244,11 @@ def test_a_renamed_revision_with_the_same_bytes_redoes_nothing(
     assert small_corpus.artifact_files(fresh.home) == before
 
 
-def test_one_changed_file_is_read_and_signed_again_alone(server: FileServer, corpus: Path, tmp_path: Path) -> None:
+def test_one_changed_file_of_fourteen_is_read_and_signed_again_alone(
+    server: FileServer, corpus: Path, tmp_path: Path
+) -> None:
+    add_files(corpus)
+    assert len(files_of(corpus)) == NUM_FILES
     recipe, home = recipe_at(corpus, "main"), tmp_path / "home"
     before = small_corpus.build(recipe, home)
     artifacts_before = set(home.glob("*/*/*"))
@@ -244,7 +259,7 @@ def test_one_changed_file_is_read_and_signed_again_alone(server: FileServer, cor
     assert result.success, small_corpus.failures(result)
     signed = small_corpus.Built(recipe=recipe, home=home, refs=small_corpus.recorded(recipe, home))
     rows, signatures = units(signed, "raw_row_groups"), units(signed, "minhash_signatures")
-    of_file = {name for name in rows if name.startswith("beta-")}
+    of_file = {name for name, unit in rows.items() if Path(unit.counts["file"]).name == CHANGED_FILE.name}
     assert 0 < len(of_file) < len(rows)
 
     facts = [json.loads((signed.stage.store.folder(rows[name]) / "run.json").read_text()) for name in sorted(of_file)]
