@@ -158,21 +158,22 @@ def scatter_picture(title: str, x_label: str, y_label: str, points: Mapping[str,
 def heatmap_picture(
     title: str, x_label: str, y_label: str, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[int]]
 ) -> bytes:
-    """PNG of a table of counts: the darker the cell the larger, by the logarithm, with the value in each."""
+    """PNG of a table of counts: the darker the cell the larger, by the logarithm, with the value in each but of 0."""
     num_rows, num_columns = min(len(rows), MAX_CELLS), min(len(columns), MAX_CELLS)
     numbers = np.asarray(values, dtype=np.float64)[:num_rows, :num_columns]
-    tall, wide = 1.6 + 0.3 * max(num_rows, 3), max(WIDTH, 2.6 + 0.52 * num_columns)
+    is_turned = num_columns > 3  # their names take height
+    tall, wide = 1.6 + 0.3 * max(num_rows, 6 if is_turned else 3), max(WIDTH, 2.6 + 0.52 * num_columns)
     figure, axes = _card(_of_all(title, max(len(rows), len(columns)), MAX_CELLS), x_label, y_label, tall, wide)
     shade = np.log1p(numbers) / max(np.log1p(numbers.max(initial=0)), 1e-9)
     axes.imshow(_shades(DARKEST * shade), aspect="auto")
     axes.grid(visible=False)
-    turned = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if num_columns > 3 else {}
+    turned = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if is_turned else {}
     names = [shown_name(name) for name in columns[:num_columns]]
     axes.set_xticks(range(num_columns), labels=names, fontsize=8, **turned)
     axes.set_yticks(range(num_rows), labels=[shown_name(name) for name in rows[:num_rows]], fontsize=8)
     axes.tick_params(length=0)
-    for place in np.ndindex(numbers.shape):
-        text = short_number(numbers[place])
+    for place in np.argwhere(numbers):
+        text = short_number(numbers[*place])
         axes.text(place[1], place[0], text, ha="center", va="center", fontsize=8, color=INK)
     return png_of(figure)
 

@@ -6,6 +6,7 @@ out, and only drawings, which are made of numbers, are put in as they are. The s
 """
 
 import base64
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,6 +23,8 @@ MAX_PAGE_BYTES = 3_000_000
 MAX_ROWS, MAX_COLUMNS, MAX_CELL_CHARACTERS = 50, 40, 160
 FEW_ROWS = 5
 SHORT_CHARACTERS, ID_DIGITS = 24, 16
+MANY_COLUMNS, FEW_TURNED = 8, 5  # a table of more columns and at most so many rows is turned
+DIGITS, WHOLE_FROM = 5, 10_000  # of a float; from here on it is shown whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,14 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
     note: str = ""
+
+    @property
+    def headings(self) -> list[tuple[str, bool]]:
+        """Each column's name, and whether it holds numbers alone and so is aligned as they are."""
+        cells = [[row[number] for row in self.rows if row[number] is not None] for number in range(len(self.columns))]
+        return [
+            (name, bool(some) and all(map(_is_counted, some))) for name, some in zip(self.columns, cells, strict=True)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +80,7 @@ class Drawing:
     kind: ClassVar[str] = "drawing"
     svg: str
     alternative: str
-    shape: str = "wide"  # wide or square
+    shape: str = "bar"  # bar or square
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,16 +152,25 @@ def table_of(
     max_rows: int = MAX_ROWS,
     max_characters: int = MAX_CELL_CHARACTERS,
 ) -> Table:
-    """The first rows as a table whose columns are their keys; texts, lists and mappings are cut."""
+    """The first rows as a table whose columns are their keys, turned if wide; texts, lists and mappings are cut."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     columns = keys[:MAX_COLUMNS]
     left = {"rows": len(rows) - max_rows, "columns": len(keys) - MAX_COLUMNS}
-    return Table(
+    table = Table(
         caption=caption,
         columns=[in_words(column) for column in columns],
         rows=[[_cut(row.get(column), max_characters) for column in columns] for row in rows[:max_rows]],
         note=" ".join(f"{number:,} more {kind} are not shown." for kind, number in left.items() if number > 0),
     )
+    return _turned(table) if len(columns) > MANY_COLUMNS and 0 < len(table.rows) <= FEW_TURNED else table
+
+
+def _turned(table: Table) -> Table:
+    """Columns as rows: a few rows of many columns would be wider than the page."""
+    first, *rest = zip(*table.rows, strict=True)
+    names = [str(_shown(value)) for value in first]
+    rows = [[name, *values] for name, values in zip(table.columns[1:], rest, strict=True)]
+    return replace(table, columns=[table.columns[0], *names], rows=rows)
 
 
 def _cut(value: Any, max_characters: int) -> Any:
@@ -209,7 +229,7 @@ def _template() -> "Template":
         autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"drawn": _drawn, "look": _look}
-    environment.tests |= {"cut": lambda value: isinstance(value, CutText), "counted": _is_counted}
+    environment.tests |= {"cut": lambda value: isinstance(value, CutText)}
     return environment.from_string(source)
 
 
@@ -224,9 +244,9 @@ def _is_counted(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _look(value: Any) -> str:
-    """The class of a cell: numbers are aligned, ids and short texts kept on a line, long ones given room."""
-    if _is_counted(value):
+def _look(value: Any, is_among_numbers: bool) -> str:
+    """The class of a cell: columns of numbers are aligned, ids and short texts kept on a line, long ones given room."""
+    if _is_counted(value) and is_among_numbers:
         return "number"
     if isinstance(value, bytes):
         return "id"
@@ -246,7 +266,7 @@ def _shown(value: Any) -> Any:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.6g}"
+        return f"{value:,.0f}" if WHOLE_FROM <= abs(value) < math.inf else f"{value:,.{DIGITS}g}"
     if isinstance(value, bytes):
         return value.hex()[:ID_DIGITS]
     if isinstance(value, Spelled) and value.isprintable():

@@ -26,7 +26,7 @@ from resources.tables import write_json
 from training_io.hashing import identity_of
 
 REPORT = "quality_report"
-REPORT_VERSION = 2
+REPORT_VERSION = 3
 PAGE_NAME, FACTS_NAME = "report.html", "report.json"
 LAST = {"dagster/priority": "-1"}  # behind the checks that are ready when it is
 

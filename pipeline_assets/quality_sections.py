@@ -14,6 +14,7 @@ from pipeline_assets.findings import FoundAsset, FoundVerdict, tally, without_ho
 from pipeline_assets.floors import FLOORS_NAME
 from pipeline_assets.layouts import TABLES_NAME
 from pipeline_assets.ledger import LEDGER_NAME
+from pipeline_assets.quality_funnel import funnel, inputs_not_shown
 from pipeline_assets.quality_page import MAX_ROWS, Block, CheckEntry, Note, Page, Picture, Section, in_words, table_of
 from pipeline_assets.recipe import STAGES
 from pipeline_assets.run_tags import SHOWN_DIGITS
@@ -46,6 +47,11 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 }
 """Files of each asset, and of the plans that it lists, that are tables for people."""
 NOT_SHOWN = {"all_layouts"}  # it repeats others, for machines
+NAMING = {"row_length", "ranks"}  # numbers that say what a row is of
+MEANINGS: Mapping[str, str] = {
+    "balance": "how much more than the mean the fullest rank has, as a share",
+}
+"""What a table of a manifest means, where its name and columns leave that open."""
 
 
 def page_of(stage: Stage, assets: Assets, verdicts: Sequence[FoundVerdict], recipe: str, revision: str) -> Page:
@@ -58,6 +64,7 @@ def page_of(stage: Stage, assets: Assets, verdicts: Sequence[FoundVerdict], reci
         ],
         sections=[
             _attention(verdicts),
+            Section(heading="How much is left after each step", anchor="funnel", blocks=list(funnel(assets))),
             Section(heading="What is there", anchor="assets", blocks=[_states(assets)]),
             *_suspicious(stage, assets),
             *_checks_by_stage(verdicts),
@@ -69,7 +76,10 @@ def page_of(stage: Stage, assets: Assets, verdicts: Sequence[FoundVerdict], reci
 def _summary(assets: Assets, verdicts: Sequence[FoundVerdict]) -> Iterator[str]:
     counted = ", ".join(f"{number:,} {outcome}" for outcome, number in tally(verdicts).items())
     yield f"{len(verdicts):,} checks: {counted}."
+    held_back = [found.asset for found in assets.values() if found.held_back_by]
     missing = [found.asset for found in assets.values() if found.ref is None]
+    if held_back:
+        yield f"Held back by checks, so that nothing is built from it: {', '.join(held_back)}."
     if missing:
         yield f"Not there: {', '.join(missing)}."
     yield (
@@ -107,13 +117,13 @@ def _state_row(found: FoundAsset, assets: Assets) -> dict[str, Any]:
     row = {"stage": STAGES[found.asset], "asset": found.asset, "state": found.state}
     if found.ref is None:
         return row
-    older = [name for name, digest in found.ref.lineage.items() if name in assets and assets[name].digest != digest]
+    older = inputs_not_shown(found, assets)
     return {
         **row,
         "documents": found.ref.counts.get("documents"),
         "tokens": found.ref.counts.get("tokens"),
         "content": found.ref.digest[:SHOWN_DIGITS],
-        **({"made_from_others_than_shown": ", ".join(sorted(older))} if older else {}),
+        **({"made_from_others_than_shown": ", ".join(older)} if older else {}),
     }
 
 
@@ -195,7 +205,8 @@ def _numbers(asset: str, counts: Mapping[str, Any]) -> Iterator[Block]:
     yield table_of(f"Counts of {asset}", [{"count": in_words(name), "value": plain[name]} for name in plain])
     for name, value in counts.items():
         if (rows := _rows_of(value)) is not None:
-            yield table_of(f"{asset}: {in_words(name)}", rows)
+            meaning = f", {MEANINGS[name]}" if name in MEANINGS else ""
+            yield table_of(f"{asset}: {in_words(name)}{meaning}", rows)
 
 
 def _rows_of(value: Any) -> list[Mapping[str, Any]] | None:
@@ -209,7 +220,7 @@ def _rows_of(value: Any) -> list[Mapping[str, Any]] | None:
 
 def _names_first(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row of a JSON file, whose keys are sorted, with what names it in front."""
-    return dict(sorted(row.items(), key=lambda item: not isinstance(item[1], str)))
+    return dict(sorted(row.items(), key=lambda item: not isinstance(item[1], str) and item[0] not in NAMING))
 
 
 def _pictures(stage: Stage, ref: ArtifactRef) -> Iterator[Block]:

@@ -180,10 +180,10 @@ def drawn_packs(stage: Stage, packing_plan: ArtifactRef, tokenizer: ArtifactRef,
     emptiest = int(drawable[inputs[drawable].argmin()])
     for name, pack in (("fullest", fullest), ("emptiest", emptiest)):
         lengths = pack_lengths(plan, pack)
-        share = 100 * sum(lengths) / plan.capacity
+        share, many = 100 * sum(lengths) / plan.capacity, "s" * (len(lengths) > 1)
         yield Drawing(
             svg=pack_svg(lengths, plan.capacity),
-            alternative=f"The {name} pack of {split}, pack {pack:,}: {len(lengths):,} segments, a block each,"
+            alternative=f"The {name} pack of {split}, pack {pack:,}: {len(lengths):,} segment{many}, a block each,"
             f" {sum(lengths):,} of {plan.capacity:,} tokens ({share:.1f} %)",
         )
     yield _contents(plan, encoder, fullest)

@@ -119,6 +119,31 @@ def test_values_read_on_the_darkest_cell():
     assert contrast(colour(INK), darkest) >= 4.5
 
 
+def card(picture):
+    return np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
+
+
+def test_a_heatmap_leaves_a_count_of_0_blank():
+    def middle(value):
+        found = card(heatmap_picture("Title", "x", "y", ["a"], ["b"], [[value]]))
+        row, column = found.shape[0] // 2, found.shape[1] // 2
+        return found[row - 40 : row + 40, column - 40 : column + 40]
+
+    assert (middle(0) == colour(GROUND)).all()
+    assert middle(7).min() < 60  # the ink of its number
+
+
+@pytest.mark.parametrize("number", [4, 5, 6, 13])
+def test_a_label_beside_few_rows_is_not_cut_off_by_long_names_below(number):
+    names = [f"{number} grpcio-health-checking-1.81.1" for number in range(number)]
+    counts = [[1] * number] * number
+    found = card(heatmap_picture("Duplicates", "of the one kept", "crawl of the one removed", names, names, counts))
+    strip = found[:, :24]  # the label, and nothing else
+    inked = np.flatnonzero((strip != colour(GROUND)).any(axis=(1, 2)))
+    assert len(range(inked[0], inked[-1])) > 150
+    assert inked[0] > 2
+
+
 def test_a_card_is_opaque_and_has_the_colours_of_the_style():
     picture = line_picture("Title", "x", "y", {str(number): ([0, 1], [number, number]) for number in range(MAX_LINES)})
     found = pixels(picture).astype(int)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import shutil
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -19,6 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from small_corpus import Built, evaluations, materialize, materialized_metadata, run_checks
 from test_asset_checks import POISONS, first_slice, seal_again
+from test_pictures import contrast
 
 from asset_checks.quality_report import report_is_self_contained
 from pipeline_assets.definitions import CHECKS_OF_DATA
@@ -185,6 +187,81 @@ def test_a_table_is_cut_and_says_so() -> None:
     assert table_of("rows", rows[:50]).note == ""
 
 
+def test_a_few_rows_of_many_columns_are_shown_as_columns() -> None:
+    rows = [{"row_length": number, **{f"v_{place}": number * place for place in range(9)}} for number in (512, 1_024)]
+    turned = table_of("rows", rows)
+    assert list(turned.columns) == ["row length", "512", "1,024"]
+    assert [list(row) for row in turned.rows] == [[f"v {place}", 512 * place, 1_024 * place] for place in range(9)]
+    for unturned in (rows * 3, [{name: row[name] for name in list(row)[:8]} for row in rows]):
+        assert len(table_of("rows", unturned).rows) == len(unturned)
+
+
+def test_a_column_is_one_of_numbers_when_all_of_it_is() -> None:
+    rows: list[list[Any]] = [[None, None, 1, 1, True], [2.5, None, "a", 3, False]]
+    found = Table(caption="all", columns=["numbers", "nothing", "mixed", "whole", "answers"], rows=rows).headings
+    assert [name for name, is_number in found if is_number] == ["numbers", "whole"]
+    parsed = naive_html.parse(
+        render(
+            Page(
+                title="t",
+                summary=[],
+                sections=[
+                    section_of(
+                        Table(caption="all", columns=["numbers", "nothing", "mixed", "whole", "answers"], rows=rows)
+                    )
+                ],
+            )
+        )
+    )
+    assert parsed.values("class").count("number") == 2 + 3  # headings and cells
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.123456789, "0.12346"),
+        (9.0354, "9.0354"),
+        (4_117.0, "4,117"),
+        (1_234_567.8, "1,234,568"),
+        (-25_000.4, "-25,000"),
+        (1e-9, "1e-09"),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
+        (1_234_567, "1,234,567"),
+    ],
+)
+def test_a_number_is_shown_to_be_read(value: float, shown: str) -> None:
+    table = Table(caption="one", columns=["value"], rows=[[value]])
+    assert shown in naive_html.parse(render(Page(title="t", summary=[], sections=[section_of(table)]))).texts
+
+
+def section_of(block: Table) -> Section:
+    return Section(heading="one", anchor="one", blocks=[block])
+
+
+PALETTE = re.compile(r"--(paper|ink|soft|rule|faint|link): (#[0-9a-f]{3,6});")
+MARK_OF_OUTCOME = re.compile(r"--mark: (#[0-9a-f]{6});")
+
+
+def test_words_read_on_light_and_dark_paper() -> None:
+    """WCAG 2.2, level AA: 4.5 for text, by the formula that the pictures are judged by."""
+    html = render(Page(title="t", summary=[], sections=[]))
+    light, dark = (dict(PALETTE.findall(part)) for part in html.partition("prefers-color-scheme: dark")[::2])
+    assert light.keys() == dark.keys() >= {"paper", "ink", "soft", "link"}
+    for palette in (light, dark):
+        shades = {name: of_hex(code) for name, code in palette.items()}
+        for name in ("ink", "soft", "link"):
+            assert contrast(shades[name], shades["paper"]) >= 4.5, (name, palette)
+    marks = MARK_OF_OUTCOME.findall(html)
+    assert len(marks) == 4  # an outcome each
+    assert all(contrast(of_hex(code), (255, 255, 255)) >= 4.5 for code in marks)
+
+
+def of_hex(code: str) -> tuple[int, ...]:
+    digits = code[1:] if len(code) == 7 else "".join(2 * digit for digit in code[1:])
+    return tuple(bytes.fromhex(digits))
+
+
 @pytest.mark.parametrize(("num_pictures", "num_tables"), [(1, 1), (20, 30), (60, 60)])
 def test_the_largest_page_fits_and_says_what_is_left_out(num_pictures: int, num_tables: int) -> None:
     rows = [{str(column): "&" * 160 for column in range(12)} for _ in range(50)]
@@ -272,6 +349,7 @@ def test_a_failure_is_drawn_by_materializing_the_report_alone(copy: Built) -> No
     assert "Every pair comes exactly once" in [text.strip() for text in parsed.texts]
     assert any(needle in text for text in parsed.texts)
     assert "held back by its checks" in parsed.texts
+    assert "Held back by checks, so that nothing is built from it: packing_plan." in parsed.texts
     others = {check.name for check in KNOWN if "packing_plan" in small_corpus.assets_read_by(check.name)} - {name}
     assert {check for check, outcome in found.items() if outcome == "not counted"} == others  # these are other bytes
 
