@@ -17,12 +17,13 @@ from training_io.plan import Plan, load_plan
 def every_window_keeps_its_quotas(stage: Stage, packing_plan: ArtifactRef) -> Verdict:
     """From a stage's start to any pack, each pool is within one pack of its share, and pools are read pass by pass."""
     plan = load_plan(stage.folder(packing_plan), "train", allow_quarantined=stage.is_judging)
+    counted = quota_invariants.count_packs(plan) if plan.stages else None  # else no law counts them
     violations = [
-        *quota_invariants.every_window_keeps_its_quotas(plan),
-        *quota_invariants.pools_are_read_in_passes(plan),
+        *quota_invariants.every_window_keeps_its_quotas(plan, counted),
+        *quota_invariants.pools_are_read_in_passes(plan, counted),
         *_otherwise_than_the_recipe(stage, plan),
     ]
-    errors = quota_invariants.largest_quota_errors(plan)
+    errors = quota_invariants.largest_quota_errors(plan, counted)
     stages = f"{len(plan.stages):,} stages" if plan.stages else "a plan without a mixture"
     found = f"{plan.num_scheduled:,} packs in {stages}"
     verdict = verdict_of("each pool within one pack of its quota, at every pack", violations, found)

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from training_io.attention import BACKENDS
-from training_io.batch import IGNORED, PackedBatch
+from training_io.batch import assemble_batch, in_padded_rows
 from training_io.document_index import cut_shards, index_of
 from training_io.flops import peak_flops, step_flops
 from training_io.model import Model, ModelConfig, num_parameters, preset
@@ -346,30 +346,20 @@ def padded_contender(plan: Plan, settings: Settings) -> Contender:
 
 def padded_batch(plan: Plan, rows: int, number: int) -> HostBatch:
     """Documents [number · rows, (number + 1) · rows) of the split, padded on the right with inputs 0 and IGNORED."""
-    width = plan.max_seq_len
-    inputs, targets = np.zeros((rows, width), dtype=np.int64), np.full((rows, width), IGNORED, dtype=np.int64)
-    tokens, offsets, lengths = plan.token_shards[0], plan.index.offsets, plan.index.lengths
-    num_inputs = []
-    for row, doc in enumerate(range(number * rows, (number + 1) * rows)):
-        first, length = int(offsets[doc]), int(lengths[doc]) - 1
-        inputs[row, :length] = tokens[first : first + length]
-        targets[row, :length] = tokens[first + 1 : first + 1 + length]
-        num_inputs.append(length)
-    packed = PackedBatch(
-        inputs=inputs.reshape(-1),
-        targets=targets.reshape(-1),
-        position_ids=np.tile(np.arange(width, dtype=np.int64), rows),
-        cu_seqlens=np.arange(rows + 1, dtype=np.int32) * np.int32(width),
-        max_seqlen=width,
-        num_targets=sum(num_inputs),
-        segment_doc=np.arange(rows, dtype=np.int64),
-        step_targets=sum(num_inputs),
+    documents = np.arange(number * rows, (number + 1) * rows)
+    lengths = plan.index.lengths[documents].astype(np.int64) - 1
+    flat = assemble_batch(
+        plan.index,
+        plan.token_shards,
+        documents,
+        np.zeros_like(documents),
+        lengths,
+        step_targets=int(lengths.sum()),
         epoch=0,
         step=number,
     )
-    return HostBatch(
-        packed=packed, num_inputs=sum(num_inputs), num_eos=rows, sum_squares=sum(length**2 for length in num_inputs)
-    )
+    padded = in_padded_rows(flat, plan.max_seq_len)
+    return HostBatch(packed=padded, num_inputs=len(flat.inputs), num_eos=rows, sum_squares=int(lengths @ lengths))
 
 
 def attend_rows(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:

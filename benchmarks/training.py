@@ -19,7 +19,7 @@ from measure import Bar, Row, alternate, seconds_of
 from packing import web_lengths
 from torch import Tensor
 
-from training_io.batch import IGNORED
+from training_io.batch import PackedBatch, end_to_end, in_padded_rows
 from training_io.errors import InvariantBroken
 from training_io.loss import summed_cross_entropy
 from training_io.model import Model, preset
@@ -82,29 +82,13 @@ def make_documents(num: int, max_tokens: int) -> list[I64]:
 
 def flat_batch(documents: Sequence[I64]) -> Batch:
     """Documents end to end, one segment each."""
-    lengths = [len(document) - 1 for document in documents]
-    return _batch(
-        inputs=np.concatenate([document[:-1] for document in documents]),
-        targets=np.concatenate([document[1:] for document in documents]),
-        lengths=lengths,
-        num_targets=sum(lengths),
-    )
+    return _as_tensors(_packed(documents))
 
 
 def padded_batch(documents: Sequence[I64]) -> Batch:
     """Documents in rows as long as the longest, padded on the right with inputs 0 and targets IGNORED."""
-    longest = max(map(len, documents)) - 1
-    inputs = np.zeros((len(documents), longest), dtype=np.int64)
-    targets = np.full((len(documents), longest), IGNORED, dtype=np.int64)
-    for row, document in enumerate(documents):
-        inputs[row, : len(document) - 1] = document[:-1]
-        targets[row, : len(document) - 1] = document[1:]
-    return _batch(
-        inputs=inputs.reshape(-1),
-        targets=targets.reshape(-1),
-        lengths=[longest] * len(documents),
-        num_targets=sum(map(len, documents)) - len(documents),
-    )
+    packed = _packed(documents)
+    return _as_tensors(in_padded_rows(packed, packed.max_seqlen))
 
 
 def require_same_step(number: int, ours: Batch, peer: Batch) -> None:
@@ -148,12 +132,19 @@ def seconds_of_steps(batches: Iterable[Batch]) -> float:
     return seconds_of(steps)
 
 
-def _batch(*, inputs: I64, targets: I64, lengths: Sequence[int], num_targets: int) -> Batch:
+def _packed(documents: Sequence[I64]) -> PackedBatch:
+    inputs = np.concatenate([document[:-1] for document in documents])
+    targets = np.concatenate([document[1:] for document in documents])
+    lengths = np.array([len(document) - 1 for document in documents])
+    return end_to_end(inputs, targets, lengths, step_targets=len(targets))
+
+
+def _as_tensors(packed: PackedBatch) -> Batch:
     return Batch(
-        inputs=torch.from_numpy(inputs),
-        targets=torch.from_numpy(targets),
-        position_ids=torch.cat([torch.arange(length) for length in lengths]),
-        cu_seqlens=torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),
-        max_seqlen=max(lengths),
-        num_targets=num_targets,
+        inputs=torch.from_numpy(packed.inputs),
+        targets=torch.from_numpy(packed.targets),
+        position_ids=torch.from_numpy(packed.position_ids),
+        cu_seqlens=torch.from_numpy(packed.cu_seqlens),
+        max_seqlen=packed.max_seqlen,
+        num_targets=packed.num_targets,
     )

@@ -101,18 +101,7 @@ def _describe(
             "unused_documents": split_documents.counts["unused_documents"],
             "document_ids": {split: f"{_shards_path(token_shards)}/{split}_index/doc_id.npy" for split in plans},
         },
-        "sequence_rules": {
-            "token_dtype": tokenizer.counts["token_dtype"],
-            "eos_id": tokenizer.counts["eos_id"],
-            "end_of_document": "one EOS after each document, as a target only; no target after it",
-            "max_seq_len": recipe.packs.max_seq_len,
-            "long_documents": _long_documents(recipe.packs),
-            "overlap": recipe.packs.overlap,
-            "attention": "causal within a segment; never across segments, whether of one document or of two",
-            "positions": "restart at 0 in every segment",
-            "loss": "summed cross-entropy over a step's targets, divided by their number",
-            "padding": "none",
-        },
+        "sequence_rules": _sequence_rules(recipe.packs, tokenizer),
         "quotas": {split: _tokens_by_pool(shards, split, pool_names(recipe)) for split in plans},
         "mixture": {
             "stages": [asdict(stage) for stage in plans["train"].stages],
@@ -127,6 +116,21 @@ def _describe(
         "plans": {split: {"path": path, "identity": plan.identity} for split, plan in plans.items()},
         "reading_state": {split: Sampler(plan).state_dict() for split, plan in plans.items() if plan.num_packs},
         "self_test": {"documents": _tiny_documents(stage, tokenizer)},
+    }
+
+
+def _sequence_rules(packs: Packs, tokenizer: ArtifactRef) -> dict[str, Any]:
+    return {
+        "token_dtype": tokenizer.counts["token_dtype"],
+        "eos_id": tokenizer.counts["eos_id"],
+        "end_of_document": "one EOS after each document, as a target only; no target after it",
+        "max_seq_len": packs.max_seq_len,
+        "long_documents": _long_documents(packs),
+        "overlap": packs.overlap,
+        "attention": "causal within a segment; never across segments, whether of one document or of two",
+        "positions": "restart at 0 in every segment",
+        "loss": "summed cross-entropy over a step's targets, divided by their number",
+        "padding": "none",
     }
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from fractions import Fraction
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, takewhile
 
 
 def segments_of(num_tokens, max_seq_len):
@@ -32,6 +32,12 @@ def overlapping_segments(num_tokens, max_seq_len, overlap):
 def pair_multiset(docs):
     """Every (token, next token) of every document that includes its EOS."""
     return Counter((a, b) for doc in docs for a, b in pairwise(doc))
+
+
+def steps_alike(one, other):
+    """How many first batches of two sequences hold the same tokens in the same segments."""
+    read, also_read = ([(b.inputs.tolist(), b.cu_seqlens.tolist()) for b in batches] for batches in (one, other))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(read, also_read, strict=True)))
 
 
 def batch_pairs(batch):

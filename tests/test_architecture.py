@@ -24,7 +24,7 @@ MAY_IMPORT = {
 }
 
 TORCH_HALF = {
-    "attention", "branching", "checkpoint", "evaluation", "flops", "loader", "loss", "model", "preflight", "ranks",
+    "attention", "branching", "checkpoint", "evaluation", "experiment", "flops", "loader", "loss", "model", "preflight", "ranks",
     "run", "staging", "stream", "train", "train_command", "train_config", "train_job",
 }  # fmt: skip
 DAGSTERS_DOOR = {"training_io.gpu_io_manager"}

@@ -8,7 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training_io.attention import BLOCK_TOKENS, attend, choose_backend, segment_block_mask, segment_starts
+from training_io.attention import (
+    BLOCK_TOKENS,
+    attend,
+    check_device,
+    choose_backend,
+    segment_block_mask,
+    segment_starts,
+)
 from training_io.errors import RecipeError
 
 lengths_of_segments = st.lists(st.integers(1, 9), min_size=1, max_size=6)
@@ -161,10 +168,13 @@ def test_block_mask_names_every_tile_with_an_allowed_pair_and_calls_full_only_fu
         assert full == [column for column, tile in enumerate(tiles) if tile.all() and column < row]
 
 
-def test_flex_refuses_to_train_without_cuda():
+def test_flex_refuses_to_train_without_cuda_as_a_run_is_refused():
     q, k, v = heads([4], seed=1)
-    with pytest.raises(RecipeError, match="expected CUDA for training"):
+    with pytest.raises(RecipeError, match="expected CUDA for training") as refused:
         attend(q, k, v, offsets_of([4]), 4, "flex")
+    with pytest.raises(RecipeError) as before_the_run:
+        check_device("flex", q.device)
+    assert str(refused.value) == str(before_the_run.value)
 
 
 @pytest.mark.usefixtures("varlen_on_cpu")

@@ -16,7 +16,9 @@ from training_io.batch import (
     assemble_batch,
     check_batch,
     check_cu_seqlens,
+    end_to_end,
     in_constant_shape,
+    in_padded_rows,
 )
 from training_io.document_index import read_index
 from training_io.errors import InvariantBroken, RecipeError
@@ -191,6 +193,18 @@ def test_slack_is_no_part_of_the_loss():
     alone, _ = sum_cross_entropy(logits[:5], torch.from_numpy(batch.targets))
     with_slack, _ = sum_cross_entropy(logits, torch.from_numpy(filled.targets))
     assert torch.allclose(alone, with_slack)
+
+
+def test_in_padded_rows_every_segment_has_a_row_and_padding_trains_nothing():
+    flat = end_to_end(np.arange(10, 16), np.arange(20, 26), np.array([3, 1, 2]), step_targets=9)
+    check_batch(flat)
+    assert (flat.position_ids.tolist(), flat.cu_seqlens.tolist()) == ([0, 1, 2, 0, 0, 1], [0, 3, 4, 6])
+    rows = in_padded_rows(flat, 4)
+    check_batch(rows)
+    assert rows.inputs.tolist() == [10, 11, 12, 0, 13, 0, 0, 0, 14, 15, 0, 0]
+    assert rows.targets.tolist() == [20, 21, 22, IGNORED, 23, *[IGNORED] * 3, 24, 25, *[IGNORED] * 2]
+    assert (rows.cu_seqlens.tolist(), rows.max_seqlen) == ([0, 4, 8, 12], 4)
+    assert (rows.num_targets, rows.step_targets) == (6, 9)
 
 
 def sound_batch():

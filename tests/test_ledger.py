@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from itertools import islice
 
 import naive_batches as naive
 import numpy as np
@@ -16,8 +17,13 @@ from training_io.inspection import inspect
 from training_io.ledger import cumulative_tokens, ledger_of
 from training_io.manifest import load_manifest
 from training_io.mixture import MixtureStage
-from training_io.plan import common_steps, load_plan, replay
-from training_io.quota_invariants import every_window_keeps_its_quotas, largest_quota_errors, pools_are_read_in_passes
+from training_io.plan import load_plan, replay
+from training_io.quota_invariants import (
+    count_packs,
+    every_window_keeps_its_quotas,
+    largest_quota_errors,
+    pools_are_read_in_passes,
+)
 from training_io.sampler import Sampler
 
 relaxed = settings(deadline=None, max_examples=25)
@@ -124,13 +130,8 @@ def test_a_mixture_comes_back_as_planned_and_is_packed_again_alike(plan):
 def test_branches_of_a_mixture_have_the_steps_before_they_part_in_common(tmp_path):
     one, other = mixed_plan(tmp_path, (BASE, MORE_CODE)), mixed_plan(tmp_path, (BASE, AS_BEFORE))
     parted = one.stages[1].first_step
-    assert 0 < parted == other.stages[1].first_step <= common_steps(one, other) < one.num_steps
-    for step in range(parted):
-        assert np.array_equal(one.step_packs(0, step), other.step_packs(0, step))
-    assert common_steps(one, one) == one.num_steps
-    assert common_steps(one, mixed_plan(tmp_path, buffer=1)) in range(one.num_steps + 1)
-    assert common_steps(one, mixed_plan(tmp_path, packs_per_microbatch=3)) == 0
-    assert common_steps(one, mixed_plan(tmp_path, stages=())) < one.num_steps
+    batches = (islice(Sampler(plan), one.num_steps) for plan in (one, other))
+    assert 0 < parted == other.stages[1].first_step <= naive.steps_alike(*batches) < one.num_steps == other.num_steps
 
 
 def test_branches_resume_from_the_common_checkpoint_only_under_their_own_plan(tmp_path):
@@ -186,6 +187,18 @@ def test_a_stage_that_says_another_start_is_found(plan):
     stages = (plan.stages[0], dataclasses.replace(plan.stages[1], first_token=plan.stages[1].first_token + 1))
     (line,) = every_window_keeps_its_quotas(dataclasses.replace(plan, stages=stages))
     assert "stage more_code: expected to start at token" in line
+
+
+def test_packs_are_counted_once_for_all_laws(plan):
+    counted = count_packs(plan)
+    misread = dataclasses.replace(plan, schedule=plan.schedule[::-1])
+    for law in (every_window_keeps_its_quotas, pools_are_read_in_passes, largest_quota_errors):
+        assert law(misread, counted) == law(misread)
+    assert every_window_keeps_its_quotas(misread, counted)
+    broken = dataclasses.replace(counted, fault="not a pack is left")
+    assert every_window_keeps_its_quotas(plan, broken) == ["split train: quotas not recounted: not a pack is left"]
+    assert pools_are_read_in_passes(plan, broken) == ["split train: passes not recounted: not a pack is left"]
+    assert largest_quota_errors(plan, broken) == {}
 
 
 def test_a_quota_that_is_not_the_plans_is_found(plan):

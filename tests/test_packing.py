@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from training_io.carry import Carry
 from training_io.errors import RecipeError
-from training_io.packing import STRATEGIES, STREAMING, Carry, pack, pack_stream
+from training_io.packing import STRATEGIES, STREAMING, pack, pack_stream
 
 relaxed = settings(deadline=None, max_examples=80)
 CAPACITY = 20

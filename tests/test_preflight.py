@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training_io.batch import IGNORED, PackedBatch
+from training_io.batch import IGNORED, PackedBatch, in_padded_rows
 from training_io.errors import FormatError, InvariantBroken
 from training_io.model import Model, ModelConfig
 from training_io.preflight import (
@@ -28,7 +28,6 @@ from training_io.preflight import (
     one_pack_is_overfitted,
     overfitted,
     packed_equals_separate,
-    padded,
     padded_equals_packed,
     positions_are_relative,
     positions_restart,
@@ -303,13 +302,6 @@ def test_a_few_tokens_are_learned_by_heart_and_the_model_stays():
     assert violation.startswith("expected a loss below half of")
 
 
-def test_padding_has_input_0_and_no_target():
-    batch = padded(batch_of([2, 3]))
-    assert batch.inputs.reshape(2, 3)[0, 2] == 0
-    assert batch.targets.reshape(2, 3)[0, 2] == IGNORED
-    assert (batch.cu_seqlens.tolist(), batch.position_ids.tolist(), batch.num_targets) == ([0, 3, 6], [0, 1, 2] * 2, 5)
-
-
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(3, 80), st.integers(0, 30))
 def test_an_excerpt_is_ends_of_segments_with_real_targets(lengths, max_tokens, overlap):
     firsts = np.cumsum([0, *lengths[:-1]])
@@ -453,5 +445,5 @@ def test_an_excerpt_of_long_segments_needs_padding():
     """Cut alike they would all be rows of one length, and padding could not be told from none."""
     batch = batch_of([90, 90, 90, 90])
     short = excerpt(batch, 192)
-    assert len(padded(short).inputs) > len(short.inputs)
+    assert len(in_padded_rows(short, short.max_seqlen).inputs) > len(short.inputs)
     assert len(short.inputs) <= 192

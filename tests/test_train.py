@@ -8,6 +8,7 @@ import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from itertools import islice
 
 import naive_batches
 import naive_training
@@ -23,8 +24,9 @@ from training_io.evaluation import evaluate
 from training_io.hashing import derive_seed
 from training_io.mixture import MixtureStage
 from training_io.model import Model, ModelConfig
-from training_io.plan import common_steps, load_plan
+from training_io.plan import load_plan
 from training_io.progress import Pace, Positions
+from training_io.sampler import Sampler
 from training_io.stream import StreamSpec, WindowSpec, open_stream
 from training_io.train import accumulate_gradients, make_optimizer, train
 from training_io.train_config import TrainConfig, learning_rate_at, update_settings
@@ -544,7 +546,8 @@ def mixtures(tmp_path_factory):
 @pytest.fixture
 def parting(mixtures, tmp_path):
     """The first plan's finished run, checkpoints of every step, and how many steps the second plan reads alike."""
-    num_common = common_steps(load_plan(mixtures[0]), load_plan(mixtures[1]))
+    one, other = (islice(Sampler(load_plan(folder)), CONFIG.steps) for folder in mixtures[:2])
+    num_common = naive_batches.steps_alike(one, other)
     assert 0 < num_common < CONFIG.steps <= load_plan(mixtures[0]).num_steps
     return train(spec_of(mixtures[0]), MODEL, CONFIG, tmp_path / "first"), num_common
 

@@ -140,10 +140,7 @@ def attend_varlen(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens: Tenso
 def attend_flex(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
     """FlexAttention with a BlockMask made from the boundaries; compiled on CUDA, forward only on the CPU."""
     if not q_TNH.is_cuda and torch.is_grad_enabled() and any(x.requires_grad for x in (q_TNH, k_TNH, v_TNH)):
-        raise RecipeError(
-            f"attention backend flex: expected CUDA for training (it has no backward elsewhere), found {q_TNH.device}."
-            " Choose sdpa."
-        )
+        check_device("flex", q_TNH.device)
     out_1NTH = _flex_on(q_TNH.device.type)(
         _heads_first(q_TNH),
         _heads_first(k_TNH),

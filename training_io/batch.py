@@ -136,6 +136,42 @@ def in_constant_shape(batch: PackedBatch, shape: ConstantShape) -> PackedBatch:
     )
 
 
+def end_to_end(inputs: I64, targets: I64, lengths: I64, step_targets: int) -> PackedBatch:
+    """Segments of the given lengths, end to end and of no document, as a batch of step 0."""
+    return PackedBatch(
+        inputs=inputs,
+        targets=targets,
+        position_ids=np.concatenate([np.arange(length) for length in [0, *lengths.tolist()]]),
+        cu_seqlens=_running_sums(lengths),
+        max_seqlen=int(lengths.max(initial=0)),
+        num_targets=int(np.count_nonzero(targets != IGNORED)),
+        segment_doc=np.full(len(lengths), -1, dtype=np.int64),
+        step_targets=step_targets,
+        epoch=0,
+        step=0,
+    )
+
+
+def in_padded_rows(batch: PackedBatch, row_len: int) -> PackedBatch:
+    """Each segment on the left of a row of its own, which is then the segment: what padding does, to compare with.
+
+    Padding has input 0 and an IGNORED target. No segment may be longer than row_len.
+    """
+    num_rows = len(batch.segment_doc)
+    inputs = np.zeros((num_rows, row_len), dtype=np.int64)
+    targets = np.full((num_rows, row_len), IGNORED, dtype=np.int64)
+    is_real = np.arange(row_len) < np.diff(batch.cu_seqlens)[:, None]
+    inputs[is_real], targets[is_real] = batch.inputs, batch.targets
+    return replace(
+        batch,
+        inputs=inputs.reshape(-1),
+        targets=targets.reshape(-1),
+        position_ids=np.tile(np.arange(row_len, dtype=np.int64), num_rows),
+        cu_seqlens=_running_sums(np.full(num_rows, row_len)),
+        max_seqlen=row_len,
+    )
+
+
 def check_cu_seqlens(cu_seqlens: npt.NDArray[np.int32], num_tokens: int, max_seqlen: int) -> None:
     """Raise InvariantBroken unless cu_seqlens starts at 0, rises strictly and ends at num_tokens; max_seqlen is its
     longest.

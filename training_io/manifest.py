@@ -2,12 +2,14 @@
 
 An artifact is a folder with data files and `manifest.json`. The manifest is written last, so a folder without one is
 not an artifact. `run.json` beside it holds what differs from run to run and takes no part in identity or equality.
-`quarantine.json` beside it is put there by a failed blocking check; readers refuse the artifact while it is there.
+`quarantine.json` beside it is put there by a failed blocking check; readers refuse the artifact while it is there,
+and also while something else is in its place: damage lets no artifact go.
 Only the standard library is needed, so a training box can verify what it was handed.
 """
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,15 +147,33 @@ def open_artifact(artifact: Path, *, allow_quarantined: bool = False) -> Manifes
 
 
 def quarantine_reasons(artifact: Path) -> dict[str, str]:
-    """Failed blocking checks of an artifact and their reasons; empty when none holds it back."""
+    """Failed blocking checks of an artifact and their reasons; empty when none holds it back.
+
+    Whatever is in the file's place holds the artifact back; where it is not what a check wrote, the reason says so.
+    """
     path = artifact / QUARANTINE_NAME
     try:
-        reasons: dict[str, str] = json.loads(path.read_bytes())
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("not a file")
+        return _named_reasons(json.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except ValueError as error:
+        return {QUARANTINE_NAME: "unreadable, a link to nothing"} if path.is_symlink() else {}
+    except (OSError, ValueError, RecursionError) as error:
         return {QUARANTINE_NAME: f"unreadable, {error}"}
-    return reasons if isinstance(reasons, dict) else {QUARANTINE_NAME: "unreadable, not an object"}
+
+
+def _named_reasons(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not value:
+        raise ValueError("not an object of checks and reasons")
+    reasons = {
+        check: reason if isinstance(reason, str) else f"unreadable, a reason of kind {type(reason).__name__}"
+        for check, reason in value.items()
+    }
+    return {_printable(check): _printable(reason) for check, reason in reasons.items()}
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()  # JSON may hold lone surrogates, which no file may
 
 
 def damaged_files(artifact: Path, manifest: Manifest, names: Iterable[str] | None = None) -> list[str]:

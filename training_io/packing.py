@@ -13,53 +13,18 @@ bound: they read every segment before the first pack.
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain, count, islice
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from training_io.carry import Carry
 from training_io.errors import RecipeError
+from training_io.pack_spaces import Kinds, Spaces
 from training_io.segments import offsets_of
 
 I64 = npt.NDArray[np.int64]
-
-
-@dataclass(kw_only=True)
-class Carry:
-    """What a streaming packer carries from one pack to the next: with it and the lengths to come it goes on.
-
-    It is right whenever the packer has handed out a pack. Offline strategies leave it empty.
-    """
-
-    arrived: int = 0  # segments read so far: the next one's number
-    sizes: dict[int, int] = field(default_factory=dict)  # of the segments below, where a packer is to go on with them
-    waiting: Iterable[int] = ()  # segments read and in no pack yet, in arrival order
-    packs: Iterable[list[int]] = ()  # packs that may still grow, in opening order
-    longest: int = 0  # length seen
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether every segment read is in a pack that was handed out."""
-        return not list(self.waiting) and not list(self.packs)
-
-    def to_state(self) -> dict[str, Any]:
-        """Plain numbers for JSON; the sizes are left out, since whoever goes on has the lengths."""
-        return {
-            "arrived": self.arrived,
-            "waiting": list(self.waiting),
-            "packs": [list(numbers) for numbers in self.packs],
-            "longest": self.longest,
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any], length_of: Callable[[int], int]) -> "Carry":
-        """The carry that was saved, with the lengths of its segments looked up."""
-        held = [*state["waiting"], *chain.from_iterable(state["packs"])]
-        return cls(**state, sizes={number: length_of(number) for number in held})
-
 
 # Lengths still to come in arrival order, capacity, buffer, carry -> packs, each a list of segment numbers.
 Strategy = Callable[[Iterator[int], int, int, Carry], Iterator[list[int]]]
@@ -345,93 +310,6 @@ STRATEGIES: Mapping[str, Strategy] = {
     "first_fit_decreasing": first_fit_decreasing,
     "histogram": histogram,
 }
-
-
-class Spaces:
-    """Space left in each pack by position, and the first pack with room for a size: a tree of largest spaces.
-
-    Cost: a lookup or a change takes as many steps as the tree has levels; laying it out anew is paid by the packs
-    appended since.
-    """
-
-    def __init__(self, spaces: list[int]) -> None:
-        self._base = 0  # position of the first leaf: the packs before have no space
-        self._lay_out(spaces)
-
-    def first_with(self, size: int) -> int | None:
-        """Position of the first pack with room, None where there is none."""
-        if self._largest[1] < size:
-            return None
-        node = 1
-        while node < self._width:
-            node *= 2
-            node += self._largest[node] < size
-        return self._base + node - self._width
-
-    def append(self, space: int) -> int:
-        """Position of a new pack with so much space."""
-        if self._num == self._width:
-            spaces = self._largest[self._width :]
-            num_gone = next((at for at, left in enumerate(spaces) if left), len(spaces))
-            self._base += num_gone
-            self._lay_out(spaces[num_gone:])
-        self._num += 1
-        position = self._base + self._num - 1
-        self.take(position, -space)
-        return position
-
-    def take(self, position: int, size: int) -> None:
-        """Lower the space of a pack."""
-        node = self._width + position - self._base
-        self._largest[node] -= size
-        while node > 1:
-            node //= 2
-            self._largest[node] = max(self._largest[2 * node], self._largest[2 * node + 1])
-
-    def close(self, position: int) -> None:
-        """Leave a pack no space."""
-        if position >= self._base:
-            self.take(position, self._largest[self._width + position - self._base])
-
-    def _lay_out(self, spaces: list[int]) -> None:
-        self._num = len(spaces)
-        self._width = 2 << self._num.bit_length()
-        leaves = spaces + [0] * (self._width - self._num)
-        self._largest = [0] * self._width + leaves
-        for node in range(self._width - 1, 0, -1):
-            self._largest[node] = max(self._largest[2 * node], self._largest[2 * node + 1])
-
-
-class Kinds:
-    """Packs that hold the same lengths, counted together, by the space left in them."""
-
-    def __init__(self) -> None:
-        self._with: dict[int, list[tuple[int, tuple[int, ...]]]] = {}  # space -> (how many packs, lengths in each)
-        self._roomiest: list[int] = []  # heap of the spaces, negated
-
-    def __iter__(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """How many packs of each kind, and the lengths in one, the fullest first."""
-        return chain.from_iterable(self._with[space] for space in sorted(self._with))
-
-    def add(self, space: int, num: int, held: tuple[int, ...]) -> None:
-        """Add packs of a kind."""
-        if num == 0:
-            return
-        if space not in self._with:
-            self._with[space] = []
-            heappush(self._roomiest, -space)
-        self._with[space].append((num, held))
-
-    def pop_roomiest(self, size: int) -> tuple[int, int, tuple[int, ...]] | None:
-        """Take out the kind with the most space, of those alike the last; None where even that has no room."""
-        if not self._roomiest or -self._roomiest[0] < size:
-            return None
-        space = -self._roomiest[0]
-        num, held = self._with[space].pop()
-        if not self._with[space]:
-            del self._with[space]
-            heappop(self._roomiest)
-        return space, num, held
 
 
 def _checked(lengths: Iterable[int], capacity: int, buffer: int, seen: int) -> Iterator[list[int]]:

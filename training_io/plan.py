@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training_io.batch import ConstantShape, joined
+from training_io.carry import Carry
 from training_io.columns import read_column, read_fields, write_column, write_fields
 from training_io.document_index import DocumentIndex, read_index
 from training_io.epochs import epoch_packs
@@ -26,7 +27,7 @@ from training_io.errors import FormatError, RecipeError, StateMismatch
 from training_io.hashing import identity_of
 from training_io.manifest import Manifest, open_artifact
 from training_io.mixture import MixtureStage, PlannedStage, schedule_packs
-from training_io.packing import STREAMING, Carry, pack, pack_stream
+from training_io.packing import STREAMING, pack, pack_stream
 from training_io.segments import Segments, keep_whole, offsets_of, repeated_inputs
 from training_io.shard_format import Tokens, read_shard
 
@@ -322,34 +323,6 @@ def plan_packs(
         stages=stages,
         schedule=None if schedule is None else _narrowed(schedule),
     )
-
-
-def common_steps(one: Plan, other: Plan) -> int:
-    """How many steps from the start two plans have in common: the same segments of the same shards in the same steps.
-
-    0 where they pack otherwise; two mixtures that part at a stage agree up to its first step.
-    """
-    same = (
-        "max_seq_len",
-        "long_documents",
-        "overlap",
-        "capacity",
-        "packs_per_microbatch",
-        "microbatches_per_step",
-        "epoch_seed",
-    )
-    if one.index.split != other.index.split or one.shards.digest != other.shards.digest:
-        return 0
-    if any(getattr(one, name) != getattr(other, name) for name in same):
-        return 0
-    if not np.array_equal(one.order, other.order) or not np.array_equal(one.pack_offsets, other.pack_offsets):
-        return 0
-    read, also_read = (np.arange(p.num_packs) if p.schedule is None else p.schedule for p in (one, other))
-    num = min(len(read), len(also_read))
-    differs = np.flatnonzero(read[:num] != also_read[:num])
-    agreed = int(differs[0]) if len(differs) else num
-    is_whole = agreed == len(read) == len(also_read)
-    return one.num_steps if is_whole else agreed // one.packs_per_step
 
 
 def replay(plan: Plan, first_pack: int) -> Iterator[list[int]]:

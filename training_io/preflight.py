@@ -11,11 +11,10 @@ must show: an experiment that cannot fail proves nothing.
 """
 
 import math
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -23,12 +22,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from training_io.batch import IGNORED, PackedBatch
+from training_io.batch import IGNORED, PackedBatch, end_to_end, in_padded_rows
 from training_io.errors import FormatError, InvariantBroken
-from training_io.loss import summed_cross_entropy
+from training_io.experiment import (
+    Accumulate,
+    Pass,
+    accumulated,
+    computed,
+    eager_logits,
+    logits_of,
+    loss_of,
+    on_device,
+    on_host,
+    with_backend,
+)
 from training_io.model import INIT_STD, Model, ModelConfig, num_parameters
 from training_io.run import Spec
-from training_io.segments import offsets_of
 from training_io.staging import DeviceBatch
 from training_io.stream import StreamSpec, open_stream
 from training_io.train import accumulate_gradients
@@ -55,8 +64,6 @@ MIN_GUESSED_VOCABULARY = 256
 
 _REMAKE = "Materialize token_shards and packing_plan again."
 _DEFECT = "This is a defect of corpusmill, not of the input; nothing was trained."
-
-Accumulate = Callable[[Model, list[DeviceBatch]], Tensor]
 
 
 def check_before_training(spec: Spec, config: ModelConfig, kind: type[Model] = Model) -> None:
@@ -121,7 +128,7 @@ def together(batches: Sequence[PackedBatch]) -> PackedBatch:
     targets = np.concatenate([batch.targets for batch in batches])
     lengths = np.concatenate([np.diff(batch.cu_seqlens).astype(np.int64) for batch in batches])
     inputs = np.concatenate([batch.inputs for batch in batches])
-    return _flat(inputs, targets, lengths, int((targets != IGNORED).sum()))
+    return end_to_end(inputs, targets, lengths, int((targets != IGNORED).sum()))
 
 
 def no_token_sees_another(model: Model, batch: PackedBatch) -> list[str]:
@@ -129,16 +136,16 @@ def no_token_sees_another(model: Model, batch: PackedBatch) -> list[str]:
 
     In whatever dtype and on whatever device the model is. Segments of one token are left as they are.
     """
-    inputs = _on_device(batch, model).inputs
+    inputs = on_device(batch, model).inputs
     violations: list[str] = []
     with torch.no_grad():
-        before_TV = _logits(model, batch)
+        before_TV = logits_of(model, batch)
         for start, end in _segments(batch):
             if end - start == 1:
                 continue
             poked = inputs.clone()
             poked[start:end] = (poked[start:end] + 1) % model.config.vocab_size
-            changed = (_logits(model, replace(batch, inputs=poked.cpu().numpy())) != before_TV).any(dim=1)
+            changed = (logits_of(model, replace(batch, inputs=poked.cpu().numpy())) != before_TV).any(dim=1)
             inside, outside = int(changed[start:end].sum()), int(changed[:start].sum() + changed[end:].sum())
             if outside or inside < end - start:
                 violations.append(
@@ -150,8 +157,8 @@ def no_token_sees_another(model: Model, batch: PackedBatch) -> list[str]:
 
 def packed_equals_separate(model: Model, batch: PackedBatch) -> list[str]:
     """In one flat batch the segments have the logits, loss and gradients that each has by itself."""
-    packed = _computed(model, [batch])
-    separate = _computed(model, [_alone(batch, start, end) for start, end in _segments(batch)])
+    packed = computed(model, [batch])
+    separate = computed(model, [_alone(batch, start, end) for start, end in _segments(batch)])
     return [
         *_unequal("logits", [packed.logits], [separate.logits]),
         *_unequal("loss", [packed.loss], [separate.loss]),
@@ -164,8 +171,8 @@ def padded_equals_packed(model: Model, batch: PackedBatch) -> list[str]:
 
     A loss that counts the padding must be another.
     """
-    packed, rows = _computed(model, [batch]), padded(batch)
-    ignored = _computed(model, [rows])
+    packed, rows = computed(model, [batch]), in_padded_rows(batch, batch.max_seqlen)
+    ignored = computed(model, [rows])
     violations = [
         *_unequal("loss", [ignored.loss], [packed.loss]),
         *_unequal("gradients", ignored.gradients, packed.gradients),
@@ -173,7 +180,7 @@ def padded_equals_packed(model: Model, batch: PackedBatch) -> list[str]:
     if len(rows.inputs) > len(batch.inputs):
         is_ignored = rows.targets == IGNORED
         counted = replace(rows, targets=np.where(is_ignored, 0, rows.targets))
-        violations += _not_caught("a loss that counts padding", [_computed(model, [counted]).loss], [packed.loss])
+        violations += _not_caught("a loss that counts padding", [computed(model, [counted]).loss], [packed.loss])
     return violations
 
 
@@ -200,11 +207,11 @@ def positions_are_relative(model: Model, batch: PackedBatch) -> list[str]:
     unmasked = replace(running, cu_seqlens=np.array([0, num_tokens], dtype=np.int32), max_seqlen=num_tokens)
     violations: list[str] = []
     with torch.no_grad():
-        restarted_TV = _logits(model, batch)
+        restarted_TV = logits_of(model, batch)
         if config.positions == "rotary":
-            violations += _unequal("logits at running positions", [_logits(model, running)], [restarted_TV])
+            violations += _unequal("logits at running positions", [logits_of(model, running)], [restarted_TV])
         if config.positions == "rotary" or num_tokens <= config.max_positions:
-            violations += _not_caught("attention without the mask", [_logits(model, unmasked)], [restarted_TV])
+            violations += _not_caught("attention without the mask", [logits_of(model, unmasked)], [restarted_TV])
     return violations
 
 
@@ -217,7 +224,7 @@ def loss_knows_no_microbatches(model: Model, batch: PackedBatch, accumulate: Acc
     if not parts:
         return [f"expected segments that divide unevenly, found {len(batch.segment_doc):,}"]
     means = [replace(part, step_targets=len(parts) * part.num_targets) for part in parts]
-    whole, divided, averaged = (_accumulated(model, step, accumulate or _loops_own) for step in ([batch], parts, means))
+    whole, divided, averaged = (accumulated(model, step, accumulate or _loops_own) for step in ([batch], parts, means))
     return [
         *_unequal("loss", [divided.loss], [whole.loss]),
         *_unequal("gradients", divided.gradients, whole.gradients),
@@ -241,15 +248,15 @@ def backends_agree(model: Model, batch: PackedBatch, device: torch.device, backe
     On the CPU within rounding, gradients of those in backends_with_gradients. On CUDA in bfloat16 they are at most
     twice as far from it as sdpa is in bfloat16, and segments of one token have finite logits and gradients.
     """
-    exact = _computed(_on(model, "sdpa", torch.device("cpu"), torch.float64, exact=True), [batch])
+    exact = computed(with_backend(model, "sdpa", torch.device("cpu"), torch.float64, exact=True), [batch])
     if device.type == "cuda":
         return _halves_agree(model, batch, device, backends, exact)
     violations: list[str] = []
     for backend in backends:
-        copy = _on(model, backend, device, torch.float64)
-        violations += _unequal(f"{backend}: logits", [_eager_logits(copy, batch)], [exact.logits])
+        copy = with_backend(model, backend, device, torch.float64)
+        violations += _unequal(f"{backend}: logits", [eager_logits(copy, batch)], [exact.logits])
         if backend in backends_with_gradients(device):
-            violations += _unequal(f"{backend}: gradients", _computed(copy, [batch]).gradients, exact.gradients)
+            violations += _unequal(f"{backend}: gradients", computed(copy, [batch]).gradients, exact.gradients)
     return violations
 
 
@@ -268,10 +275,10 @@ def first_loss_is_uniform(model: Model, num_tokens: int = EXCERPT_TOKENS) -> lis
     ids = np.random.default_rng(0).integers(config.vocab_size, size=num_tokens + 1)
     longest = min(num_tokens, config.max_positions)
     lengths = np.diff([*range(0, num_tokens, longest), num_tokens])
-    batch = _flat(ids[:-1], ids[1:], lengths, num_tokens)
+    batch = end_to_end(ids[:-1], ids[1:], lengths, num_tokens)
     fresh = type(model)(config, torch.Generator().manual_seed(0), backend="sdpa")
     with torch.no_grad():
-        loss = _loss(fresh, batch).item()
+        loss = loss_of(fresh, batch).item()
     return off_uniform("random tokens", loss, config)
 
 
@@ -291,7 +298,7 @@ def overfitted(model: Model, batch: PackedBatch, num_steps: int = OVERFIT_STEPS)
     )
     losses = []
     for _ in range(num_steps + 1):
-        loss = _loss(copy, batch)
+        loss = loss_of(copy, batch)
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # PyTorch leaves it unannotated
@@ -307,68 +314,22 @@ def one_pack_is_overfitted(model: Model, batch: PackedBatch) -> list[str]:
     return [f"expected a loss below half of {before:.3f} after {OVERFIT_STEPS} steps on one pack, found {after:.3f}"]
 
 
-def padded(batch: PackedBatch) -> PackedBatch:
-    """Every segment as a row of the longest one's length, on its left: padding has input 0 and an IGNORED target."""
-    num_rows, longest = len(batch.segment_doc), batch.max_seqlen
-    inputs = np.zeros((num_rows, longest), dtype=np.int64)
-    targets = np.full((num_rows, longest), IGNORED, dtype=np.int64)
-    for row, (start, end) in enumerate(_segments(batch)):
-        inputs[row, : end - start] = batch.inputs[start:end]
-        targets[row, : end - start] = batch.targets[start:end]
-    return _flat(inputs.ravel(), targets.ravel(), np.full(num_rows, longest), batch.step_targets)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Pass:
-    """What a forward and a backward pass came to; the loss is the step's."""
-
-    loss: Tensor
-    gradients: list[Tensor]
-    logits: Tensor  # [T, V]
-
-
-def _computed(model: Model, batches: Iterable[PackedBatch]) -> _Pass:
-    """Logits, loss and gradients of a step, without the training loop."""
-    rows: list[Tensor] = []
-
-    def accumulate(model: Model, microbatches: list[DeviceBatch]) -> Tensor:
-        loss = torch.zeros((), dtype=torch.float64)
-        for batch in microbatches:
-            logits_TV = model(batch.inputs, batch.position_ids, batch.cu_seqlens, batch.max_seqlen)
-            share = summed_cross_entropy(logits_TV, batch.targets) / batch.step_targets
-            share.backward()  # type: ignore[no-untyped-call]  # PyTorch leaves it unannotated
-            loss += share.detach().cpu()
-            rows.append(logits_TV.detach())
-        return loss
-
-    found = _accumulated(model, batches, accumulate)
-    return replace(found, logits=torch.cat(rows))
-
-
-def _accumulated(model: Model, batches: Iterable[PackedBatch], accumulate: Accumulate) -> _Pass:
-    model.zero_grad()
-    loss = accumulate(model, [_on_device(batch, model) for batch in batches])
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    model.zero_grad()  # sets them to None: what was found stays
-    return _Pass(loss=loss, gradients=gradients, logits=torch.empty(0))
-
-
 def _loops_own(model: Model, microbatches: list[DeviceBatch]) -> Tensor:
     return accumulate_gradients(model, microbatches, torch.float64)
 
 
 def _halves_agree(
-    model: Model, batch: PackedBatch, device: torch.device, backends: Sequence[str], exact: _Pass
+    model: Model, batch: PackedBatch, device: torch.device, backends: Sequence[str], exact: Pass
 ) -> list[str]:
-    models = {name: _on(model, name, device, torch.bfloat16) for name in ("sdpa", *backends)}
-    found = {name: _computed(copy, [batch]) for name, copy in models.items()}
+    models = {name: with_backend(model, name, device, torch.bfloat16) for name in ("sdpa", *backends)}
+    found = {name: computed(copy, [batch]) for name, copy in models.items()}
     errors = {
         "logits": {name: _rms_difference([own.logits], [exact.logits]) for name, own in found.items()},
         "gradients": {name: _rms_difference(own.gradients, exact.gradients) for name, own in found.items()},
     }
     ones = replace(batch, position_ids=np.zeros_like(batch.position_ids), max_seqlen=1)
     ones = replace(ones, cu_seqlens=np.arange(len(batch.inputs) + 1, dtype=np.int32))
-    alone = {name: _computed(copy, [ones]) for name, copy in models.items()}
+    alone = {name: computed(copy, [ones]) for name, copy in models.items()}
     return [
         *(
             f"{name}: expected bfloat16 {what} within {2 * of['sdpa']:.3g} of the reference, found {error:.3g}"
@@ -384,57 +345,12 @@ def _halves_agree(
     ]
 
 
-def _on(model: Model, backend: str, device: torch.device, dtype: torch.dtype, *, exact: bool = False) -> Model:
-    """The same weights under another backend."""
-    copy = type(model)(model.config, torch.Generator().manual_seed(0), backend=backend, exact=exact)
-    copy.load_state_dict(model.state_dict())
-    return copy.to(device, dtype)
-
-
-def _eager_logits(model: Model, batch: PackedBatch) -> Tensor:
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # a few tokens, once
-        return _logits(model, batch)
-
-
-def _logits(model: Model, batch: PackedBatch) -> Tensor:
-    staged = _on_device(batch, model)
-    logits_TV: Tensor = model(staged.inputs, staged.position_ids, staged.cu_seqlens, staged.max_seqlen)
-    return logits_TV
-
-
-def _loss(model: Model, batch: PackedBatch) -> Tensor:
-    logits_TV = _logits(model, batch)
-    return summed_cross_entropy(logits_TV, torch.from_numpy(batch.targets).to(logits_TV.device)) / batch.num_targets
-
-
-def _on_device(batch: PackedBatch, model: Model) -> DeviceBatch:
-    arrays = (batch.inputs, batch.targets, batch.position_ids, batch.cu_seqlens)
-    inputs, targets, position_ids, cu_seqlens = (
-        torch.from_numpy(array).to(model.tokens.weight.device) for array in arrays
-    )
-    return DeviceBatch(
-        inputs=inputs,
-        targets=targets,
-        position_ids=position_ids,
-        cu_seqlens=cu_seqlens,
-        max_seqlen=batch.max_seqlen,
-        num_inputs=len(inputs),
-        num_targets=batch.num_targets,
-        num_eos=0,  # nobody counts them here
-        sum_squares=int(np.square(np.diff(batch.cu_seqlens).astype(np.int64)).sum()),
-        step_targets=batch.step_targets,
-        epoch=batch.epoch,
-        step=batch.step,
-    )
-
-
 def _segments(batch: PackedBatch) -> list[tuple[int, int]]:
     return list(pairwise(batch.cu_seqlens.tolist()))
 
 
 def _alone(batch: PackedBatch, start: int, end: int) -> PackedBatch:
-    return _flat(batch.inputs[start:end], batch.targets[start:end], np.array([end - start]), batch.step_targets)
+    return end_to_end(batch.inputs[start:end], batch.targets[start:end], np.array([end - start]), batch.step_targets)
 
 
 def _part(batch: PackedBatch, ranges: Sequence[tuple[int, int]]) -> PackedBatch:
@@ -442,7 +358,7 @@ def _part(batch: PackedBatch, ranges: Sequence[tuple[int, int]]) -> PackedBatch:
     chosen = np.concatenate([np.arange(start, end) for start, end in ranges] or [np.arange(0)])
     lengths = np.array([end - start for start, end in ranges], dtype=np.int64)
     targets = batch.targets[chosen]
-    return _flat(batch.inputs[chosen], targets, lengths, int((targets != IGNORED).sum()))
+    return end_to_end(batch.inputs[chosen], targets, lengths, int((targets != IGNORED).sum()))
 
 
 def _uneven_parts(batch: PackedBatch) -> list[PackedBatch]:
@@ -462,51 +378,20 @@ def _first_batches(spec: Spec, config: ModelConfig, min_tokens: int) -> tuple[li
     stream = open_stream(replace(spec, constant_shape=False) if isinstance(spec, StreamSpec) else spec)
     batches: list[PackedBatch] = []
     while sum(len(batch.inputs) for batch in batches) < min_tokens:  # a step of a short context may have two
-        batches += [_on_host(batch) for batch in next(stream)]
+        batches += [on_host(batch) for batch in next(stream)]
     return batches, stream.facts.eos_id
-
-
-def _on_host(batch: DeviceBatch) -> PackedBatch:
-    cu_seqlens = batch.cu_seqlens.numpy()
-    return PackedBatch(
-        inputs=batch.inputs.numpy(),
-        targets=batch.targets.numpy(),
-        position_ids=batch.position_ids.numpy(),
-        cu_seqlens=cu_seqlens,
-        max_seqlen=batch.max_seqlen,
-        num_targets=batch.num_targets,
-        segment_doc=np.zeros(len(cu_seqlens) - 1, dtype=np.int64),
-        step_targets=batch.step_targets,
-        epoch=batch.epoch,
-        step=batch.step,
-    )
 
 
 def _with_drawn_tokens(batch: PackedBatch, vocab_size: int) -> PackedBatch:
     """Random ids in the same segments, all of them trained: in a text that repeats itself all means are one mean."""
     ids = np.random.default_rng(0).integers(vocab_size, size=(2, len(batch.inputs)))
-    return _flat(ids[0], ids[1], np.diff(batch.cu_seqlens).astype(np.int64), len(batch.inputs))
+    return end_to_end(ids[0], ids[1], np.diff(batch.cu_seqlens).astype(np.int64), len(batch.inputs))
 
 
 def _refuse(kind: type[FormatError | InvariantBroken], law: str, violations: Sequence[str], what_to_do: str) -> None:
     if violations:
         more = f" (and {len(violations) - 1:,} more)" if violations[1:] else ""
         raise kind(f"before training, the law that {law}: {violations[0]}{more}. {what_to_do}")
-
-
-def _flat(inputs: I64, targets: I64, lengths: I64, step_targets: int) -> PackedBatch:
-    return PackedBatch(
-        inputs=inputs,
-        targets=targets,
-        position_ids=np.concatenate([np.arange(length) for length in lengths.tolist()] or [np.arange(0)]),
-        cu_seqlens=offsets_of(lengths).astype(np.int32),
-        max_seqlen=int(lengths.max(initial=0)),
-        num_targets=int((targets != IGNORED).sum()),
-        segment_doc=np.zeros(len(lengths), dtype=np.int64),
-        step_targets=step_targets,
-        epoch=0,
-        step=0,
-    )
 
 
 def _unequal(what: str, found: Sequence[Tensor], expected: Sequence[Tensor]) -> list[str]:

@@ -2,10 +2,11 @@
 
 In: a plan as read from disk. Out: a list of violations for each law, empty where it holds; a violation is never
 raised. No law calls the code that it judges: pools and tokens are counted on documents and positions. Cost: a pass over
-the schedule for each pool.
+the schedule for each pool, and the counting of the packs, which several laws may share.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
@@ -18,22 +19,44 @@ from training_io.plan import Plan
 I64 = npt.NDArray[np.int64]
 
 
-def every_window_keeps_its_quotas(plan: Plan) -> list[str]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CountedPacks:
+    """Pool and inputs of each pack, int64[p] both; or why packs cannot be counted."""
+
+    pools: I64
+    tokens: I64
+    fault: str = ""
+
+
+def count_packs(plan: Plan) -> CountedPacks:
+    """Count a mixture's packs by their segments' documents and positions."""
+    nothing = np.zeros(0, dtype=np.int64)
+    if order_is_permutation(plan) or packs_within_capacity(plan):
+        return CountedPacks(pools=nothing, tokens=nothing, fault="order or packs are broken")
+    document, start, end = plan.locate(plan.order)
+    starts = plan.pack_offsets[:-1].astype(np.int64)
+    pools = plan.index.pools[document].astype(np.int64)
+    if (np.maximum.reduceat(pools, starts) != np.minimum.reduceat(pools, starts)).any():
+        return CountedPacks(pools=nothing, tokens=nothing, fault="a pack holds several pools")
+    return CountedPacks(pools=pools[starts], tokens=np.add.reduceat(end - start, starts))
+
+
+def every_window_keeps_its_quotas(plan: Plan, counted: CountedPacks | None = None) -> list[str]:
     """From a stage's start to any pack of it, each pool's tokens are within one pack of its part of all tokens so far.
 
     A stage starts where it says, in steps and in tokens, and ends with the step that spends its quotas; a pool without
-    a quota is not read.
+    a quota is not read. `counted` is what count_packs gave, where that was asked before.
     """
     if plan.schedule is None:
         return []
-    if found := _uncountable(plan):
-        return [f"split {plan.split}: quotas not recounted: {found}"]
+    packs = counted or count_packs(plan)
+    if packs.fault:
+        return [f"split {plan.split}: quotas not recounted: {packs.fault}"]
     if malformed := _malformed_stages(plan):
         return malformed
-    pools, tokens = _pools_and_tokens(plan)
-    largest = int(tokens.max(initial=0))
-    violations = _ends_are_wrong(plan, tokens)
-    for stage, pool, used, total, quota, whole in _shares(plan, pools, tokens):
+    largest = int(packs.tokens.max(initial=0))
+    violations = _ends_are_wrong(plan, packs.tokens)
+    for stage, pool, used, total, quota, whole in _shares(plan, packs):
         errors = _errors(used, total, quota, whole)
         for at in np.flatnonzero(errors > largest - 1)[:MAX_EXAMPLES].tolist():
             exact = abs(Fraction(quota * int(total[at]), whole) - int(used[at]))
@@ -45,58 +68,40 @@ def every_window_keeps_its_quotas(plan: Plan) -> list[str]:
     return violations[: 2 * MAX_EXAMPLES]
 
 
-def largest_quota_errors(plan: Plan) -> dict[str, float]:
+def largest_quota_errors(plan: Plan, counted: CountedPacks | None = None) -> dict[str, float]:
     """For each stage how far any pool ever is from its part of the stage's tokens so far, in tokens."""
-    if plan.schedule is None or _uncountable(plan) or _malformed_stages(plan):
+    if plan.schedule is None:
+        return {}
+    packs = counted or count_packs(plan)
+    if packs.fault or _malformed_stages(plan):
         return {}
     largest: dict[str, float] = {}
-    for stage, _, used, total, quota, whole in _shares(plan, *_pools_and_tokens(plan)):
+    for stage, _, used, total, quota, whole in _shares(plan, packs):
         found = float(_errors(used, total, quota, whole).max(initial=0.0))
         largest[stage] = max(largest.get(stage, 0.0), found)
     return largest
 
 
-def pools_are_read_in_passes(plan: Plan) -> list[str]:
+def pools_are_read_in_passes(plan: Plan, counted: CountedPacks | None = None) -> list[str]:
     """A pool's packs come once each before any of them comes again, so that no document is ever a pass ahead."""
     if plan.schedule is None:
         return []
-    if found := _uncountable(plan):
-        return [f"split {plan.split}: passes not recounted: {found}"]
-    pools, _ = _pools_and_tokens(plan)
+    packs = counted or count_packs(plan)
+    if packs.fault:
+        return [f"split {plan.split}: passes not recounted: {packs.fault}"]
     schedule = np.asarray(plan.schedule, dtype=np.int64)
     violations = []
     for number, pool in enumerate(plan.index.pool_names):
-        packs = np.flatnonzero(pools == number)
-        read = schedule[pools[schedule] == number]
-        for first in range(0, len(read), max(len(packs), 1)):
-            numbers, times = np.unique(read[first : first + len(packs)], return_counts=True)
+        num_packs = int((packs.pools == number).sum())
+        read = schedule[packs.pools[schedule] == number]
+        for first in range(0, len(read), max(num_packs, 1)):
+            numbers, times = np.unique(read[first : first + num_packs], return_counts=True)
             violations += [
-                f"split {plan.split}: pool {pool}, pass {first // len(packs) + 1:,}: expected pack {pack:,} at most"
+                f"split {plan.split}: pool {pool}, pass {first // num_packs + 1:,}: expected pack {pack:,} at most"
                 f" once, found {count:,} times"
                 for pack, count in zip(numbers[times > 1].tolist(), times[times > 1].tolist(), strict=True)
             ][:MAX_EXAMPLES]
     return violations[:MAX_EXAMPLES]
-
-
-def _uncountable(plan: Plan) -> str:
-    """Why a schedule's packs cannot be looked at, or nothing."""
-    assert plan.schedule is not None
-    if order_is_permutation(plan) or packs_within_capacity(plan):
-        return "order or packs are broken"
-    return "a pack holds several pools" if len(_mixed_packs(plan)) else ""
-
-
-def _mixed_packs(plan: Plan) -> I64:
-    pool_of = plan.index.pools[plan.locate(plan.order)[0]].astype(np.int64)
-    starts = plan.pack_offsets[:-1].astype(np.int64)
-    return np.flatnonzero(np.maximum.reduceat(pool_of, starts) != np.minimum.reduceat(pool_of, starts))
-
-
-def _pools_and_tokens(plan: Plan) -> tuple[I64, I64]:
-    """Pool and inputs of each pack, from its segments' documents and positions: two int64[p]."""
-    doc, start, end = plan.locate(plan.order)
-    starts = plan.pack_offsets[:-1].astype(np.int64)
-    return plan.index.pools[doc[starts]].astype(np.int64), np.add.reduceat(end - start, starts)
 
 
 def _malformed_stages(plan: Plan) -> list[str]:
@@ -148,14 +153,14 @@ def _ends_are_wrong(plan: Plan, tokens: I64) -> list[str]:
     return violations
 
 
-def _shares(plan: Plan, pools: I64, tokens: I64) -> Iterator[tuple[str, str, I64, I64, int, int]]:
+def _shares(plan: Plan, counted: CountedPacks) -> Iterator[tuple[str, str, I64, I64, int, int]]:
     """For each stage and pool: tokens used of the pool and of all after each pack, the pool's quota and all quotas."""
     assert plan.schedule is not None
     firsts = [stage.first_step * plan.packs_per_step for stage in plan.stages]
     for stage, packs in zip(plan.stages, np.split(plan.schedule, firsts[1:]), strict=True):
-        total = np.cumsum(tokens[packs])
+        total = np.cumsum(counted.tokens[packs])
         for number, pool in enumerate(plan.index.pool_names):
-            used = np.cumsum(np.where(pools[packs] == number, tokens[packs], 0))
+            used = np.cumsum(np.where(counted.pools[packs] == number, counted.tokens[packs], 0))
             yield stage.name, pool, used, total, stage.quotas.get(pool, 0), sum(stage.quotas.values())
 
 

@@ -20,14 +20,15 @@ import numpy.typing as npt
 
 from training_io.batch import ConstantShape, PackedBatch, check_cu_seqlens, in_constant_shape
 from training_io.document_index import DocumentIndex, read_index
-from training_io.errors import FormatError, RecipeError, StateMismatch
+from training_io.errors import FormatError, RecipeError
 from training_io.hashing import identity_of
-from training_io.manifest import open_artifact
+from training_io.manifest import Manifest, open_artifact
 from training_io.plan import Plan, load_plan
 from training_io.sampler import Sampler
 from training_io.segments import offsets_of
 from training_io.staging import Arrival, DeviceBatch, HostBatch, Stage, resolve_device, stage_for
-from training_io.windows import WindowLoader, context_offsets
+from training_io.window_source import WindowSource
+from training_io.windows import WindowLoader
 
 I64 = npt.NDArray[np.int64]
 U16 = npt.NDArray[np.uint16]
@@ -195,77 +196,6 @@ class BatchStream:
             )
 
 
-class WindowSource:
-    """Steps of windows: microbatch i of the run starts at token i x rows x row length.
-
-    Where document_offsets are given, of the split's stream, each document in a row is a segment of its own.
-    """
-
-    def __init__(
-        self,
-        loader: WindowLoader,
-        identity: str,
-        *,
-        accumulation: int,
-        rank: int,
-        world_size: int,
-        document_offsets: I64 | None = None,
-    ) -> None:
-        self._loader = loader
-        self._identity = identity
-        self._accumulation = accumulation
-        self._rank = rank
-        self._world_size = world_size
-        self._document_offsets = document_offsets
-        self._next_step = 0
-
-    def next_step(self) -> list[PackedBatch]:
-        """This rank's share of the step's microbatches: every world_size-th."""
-        first = self._next_step * self._accumulation
-        self._next_step += 1
-        return [self._flat(i) for i in range(first + self._rank, first + self._accumulation, self._world_size)]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Identity of shards and window shape, and the next step."""
-        return {"plan": self._identity, "next_step": self._next_step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved step; StateMismatch for other shards or another window shape."""
-        if state["plan"] != self._identity:
-            raise StateMismatch(
-                f"window state was saved for {state['plan'][:12]}…, this run has {self._identity[:12]}…."
-                " Resume with the same shards, batch_size, max_seq_len, accumulation and mask, or start a new run."
-            )
-        self._next_step = int(state["next_step"])
-
-    def _flat(self, i: int) -> PackedBatch:
-        x_BT, y_BT = self._loader.batch(i)
-        position_ids, cu_seqlens, segment_doc = self._segments(i)
-        return PackedBatch(
-            inputs=np.ascontiguousarray(x_BT).reshape(-1),
-            targets=np.ascontiguousarray(y_BT).reshape(-1),
-            position_ids=position_ids,
-            cu_seqlens=cu_seqlens,
-            max_seqlen=int(np.diff(cu_seqlens).max()),
-            num_targets=x_BT.size,
-            segment_doc=segment_doc,
-            step_targets=x_BT.size * self._accumulation,
-            epoch=i // self._loader.n_batches,
-            step=i // self._accumulation,
-        )
-
-    def _segments(self, i: int) -> tuple[I64, npt.NDArray[np.int32], I64]:
-        """Positions, cu_seqlens and documents of batch i: rows are segments, or the documents in them are."""
-        rows, length = self._loader.B, self._loader.T
-        if self._document_offsets is None:
-            whole = np.arange(rows + 1, dtype=np.int32) * np.int32(length)
-            no_document = np.full(rows, -1, dtype=np.int64)  # such a window belongs to no one document
-            return np.tile(np.arange(length, dtype=np.int64), rows), whole, no_document
-        owners_BT, positions_BT = self._loader.batch_documents(i, self._document_offsets)
-        cu_seqlens = context_offsets(owners_BT)
-        return positions_BT.reshape(-1), cu_seqlens, owners_BT.reshape(-1)[cu_seqlens[:-1]]
-
-
 def open_stream(spec: StreamSpec | WindowSpec) -> BatchStream:
     """Open what a specification describes, at its state; errors are the plan's, the shards' and the sampler's."""
     if isinstance(spec, WindowSpec):
@@ -320,14 +250,7 @@ def open_windows(spec: WindowSpec) -> BatchStream:
             f"{artifact}: expected a step of {spec.accumulation:,} microbatches, found {loader.n_batches:,} in the"
             f" {loader.n_tokens:,} {spec.split} tokens. Lower accumulation or batch_size, or make more tokens."
         )
-    identity = identity_of(
-        {
-            "shards": [manifest.identity, manifest.digest],
-            "split": spec.split,
-            "windows": [spec.batch_size, spec.max_seq_len, spec.accumulation],
-            **({"document_mask": True} if spec.document_mask else {}),
-        }
-    )
+    identity = _windows_identity(manifest, spec)
     offsets = offsets_of(index.lengths)
     source = WindowSource(
         loader,
@@ -338,13 +261,24 @@ def open_windows(spec: WindowSpec) -> BatchStream:
         document_offsets=offsets if spec.document_mask else None,
     )
 
-    def pools_of(batch: PackedBatch, number: int) -> U16:
-        i = batch.step * spec.accumulation + spec.rank + number * spec.world_size
-        owners_BT, _ = loader.batch_documents(i, offsets)
-        return index.pools[owners_BT.reshape(-1)]
+    pools_of = partial(_window_pools, loader, index, offsets, spec)
+    return _batch_stream(source, _windows_facts(identity, loader, index, spec), spec, pools_of)
 
+
+def _windows_identity(manifest: Manifest, spec: WindowSpec) -> str:
+    return identity_of(
+        {
+            "shards": [manifest.identity, manifest.digest],
+            "split": spec.split,
+            "windows": [spec.batch_size, spec.max_seq_len, spec.accumulation],
+            **({"document_mask": True} if spec.document_mask else {}),
+        }
+    )
+
+
+def _windows_facts(identity: str, loader: WindowLoader, index: DocumentIndex, spec: WindowSpec) -> StreamFacts:
     step_tokens = spec.accumulation * spec.batch_size * spec.max_seq_len
-    facts = StreamFacts(
+    return StreamFacts(
         identity=identity,
         tokenizer_fingerprint=index.tokenizer_fingerprint,
         token_dtype=index.token_dtype,
@@ -357,7 +291,14 @@ def open_windows(spec: WindowSpec) -> BatchStream:
         slots_of=lambda step: step_tokens,
         digest_of=lambda step: hashlib.sha256(f"{identity} {step}".encode()).digest(),
     )
-    return _batch_stream(source, facts, spec, pools_of)
+
+
+def _window_pools(
+    loader: WindowLoader, index: DocumentIndex, offsets: I64, spec: WindowSpec, batch: PackedBatch, number: int
+) -> U16:
+    i = batch.step * spec.accumulation + spec.rank + number * spec.world_size
+    owners_BT, _ = loader.batch_documents(i, offsets)
+    return index.pools[owners_BT.reshape(-1)]
 
 
 def _pack_slots(plan: Plan, step: int) -> int:

@@ -16,10 +16,11 @@ import numpy as np
 
 from training_io.balance import share_packs
 from training_io.batch import I64, PackedBatch, assemble_batch, check_cu_seqlens
+from training_io.carry import Carry
 from training_io.document_index import DocumentIndex
 from training_io.errors import RecipeError, StateMismatch, differences
 from training_io.hashing import identity_of
-from training_io.packing import STREAMING, Carry, pack_stream
+from training_io.packing import STREAMING, pack_stream
 from training_io.plan import Plan, ShardsReference, plan_packs
 from training_io.sampler import Sampler, refuse_bad_rank, token_facts
 from training_io.segments import Segments, keep_whole, repeated_inputs
