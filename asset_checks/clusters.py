@@ -28,6 +28,7 @@ from asset_checks.columns import (
     sorted_rows,
     whole,
 )
+from asset_checks.likeness import likeness_to_kept
 from asset_checks.similarity import Runs, are_alike, word_runs
 from asset_checks.verdicts import MAX_EXAMPLES, Verdict, law, verdict_of
 from pipeline_assets.clusters import LEFT, slice_name, split_units
@@ -496,7 +497,8 @@ def _components(num_nodes: int, edges: npt.NDArray[np.int64]) -> npt.NDArray[np.
 def removal_is_plausible(stage: Stage, lsh_clusters: ArtifactRef, raw_row_groups: ArtifactRef) -> Verdict:
     """No pool loses half of its documents, no cluster holds a twentieth of the corpus, and no document was left out.
 
-    Left out are documents of buckets so large that not all of them were compared, where pairs are verified.
+    Left out are documents of buckets so large that not all of them were compared, where pairs are verified. Nor are
+    most of a pool's removed documents unlike the ones kept in their place, to which only others connect them.
     """
     documents: Counter[str] = Counter()
     removed: Counter[str] = Counter()
@@ -518,16 +520,19 @@ def removal_is_plausible(stage: Stage, lsh_clusters: ArtifactRef, raw_row_groups
             " near copies among them may stay; raise dedup.rows_per_band (and dedup.num_bands with it), or take"
             " dedup.verify_jaccard out"
         )
+    likeness = likeness_to_kept(stage, lsh_clusters)
+    violations += likeness.violations
     listed = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
     return Verdict(
         expected=f"less than {MAX_REMOVED_SHARE:.0%} of each pool removed, no cluster above {limit:,.0f} documents,"
-        " none left unverified",
-        found=f"removed: {listed}; largest cluster {largest:,}; left unverified {left:,}",
+        f" none left unverified, most of a pool's removed at least {likeness.limit:.3f} similar to the document kept",
+        found=f"removed: {listed}; largest cluster {largest:,}; left unverified {left:,}; {likeness.found}",
         num_violations=len(violations),
         examples=[{"violation": violation} for violation in violations[:MAX_EXAMPLES]],
         numbers={
             "largest_cluster": largest,
             LEFT: left,
+            **likeness.numbers,
             **{f"removed_share_{name}": share for name, share in shares.items()},
         },
     )
@@ -565,6 +570,7 @@ CHECKS = [
         removal_is_plausible,
         blocking=False,
         description="Warns when deduplication removes an unlikely share (a template, a wrong word rule or a broken "
-        "source), or leaves documents unverified. Look at the largest clusters and the evidence before you train.",
+        "source), leaves documents unverified, or chains documents together that are unlike. Look at the largest "
+        "clusters and the evidence before you train.",
     ),
 ]

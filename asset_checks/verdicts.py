@@ -1,8 +1,9 @@
 """How a law is judged, reported and enforced.
 
 In: a function that recounts one law from sealed bytes and returns a verdict. Out: an asset check with the same four
-metadata keys everywhere. A blocking check that fails or crashes quarantines the artifact, so that materializing only
-what is downstream cannot use bad data either; when it passes, it takes back what it held against the artifact.
+metadata keys everywhere, in an event that is small whatever the verdict holds. A blocking check that fails or crashes
+quarantines the artifact, so that materializing only what is downstream cannot use bad data either; when it passes, it
+takes back what it held against the artifact.
 A run that found every judged asset unchanged shows the pass that was counted before, and names the run that counted it.
 What a check said last is recorded, whatever it was, for `quality_report`.
 """
@@ -10,11 +11,13 @@ What a check said last is recorded, whatever it was, for `quality_report`.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
 from asset_checks.remembered import basis_of, forget, recall, remember
+from pipeline_assets.event_size import PAGES_FOLDER, within_event
 from pipeline_assets.references import run_ids_of, tag_revision
 from pipeline_assets.report import rows_metadata
 from pipeline_assets.stripes import Stage, merged_lineage, stage_of, time_in_words
@@ -22,6 +25,7 @@ from pipeline_assets.verdict_records import (
     MAX_EXAMPLES,
     VERDICTS_FOLDER,
     VerdictRecord,
+    bounded,
     clipped,
     forget_verdict,
     record_verdict,
@@ -56,10 +60,19 @@ def verdict_of(expected: str, violations: Sequence[str], found: str) -> Verdict:
     """A verdict from a list of violations in words: `found` describes what was looked at."""
     return Verdict(
         expected=expected,
-        found=f"{len(violations):,} violations in {found}",
+        found=f"{counted(len(violations), 'violation')} in {found}",
         num_violations=len(violations),
         examples=[{"violation": violation} for violation in violations[:MAX_EXAMPLES]],
     )
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things in words.
+
+    >>> counted(0, "violation"), counted(1, "violation"), counted(1_200, "violation")
+    ('0 violations', '1 violation', '1,200 violations')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefinition:
@@ -106,9 +119,11 @@ def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefi
             stage.store.quarantine(ref, judge.__name__, clipped(verdict.found))
         elif blocking:
             stage.store.lift(ref, judge.__name__)
-        record_verdict(stage.store, ref, judge.__name__, _record(verdict, refs, holds_back))
-        stage.say(f"{judge.__name__}: {verdict.found} ({time_in_words(stage.clock() - started)})")
-        return _result(verdict, holds_back)
+        record = bounded(_record(verdict, refs, holds_back))
+        record_verdict(stage.store, ref, judge.__name__, record)
+        stage.say(f"{judge.__name__}: {record.found} ({time_in_words(stage.clock() - started)})")
+        pages = stage.store.root / PAGES_FOLDER / judged / ref.identity / judge.__name__
+        return _result(record, holds_back, verdict.counted_in, pages)
 
     return check
 
@@ -146,17 +161,19 @@ def _crash(error: Exception, refs: Mapping[str, ArtifactRef]) -> VerdictRecord:
     )
 
 
-def _result(verdict: Verdict, is_error: bool) -> dg.AssetCheckResult:
+def _result(record: VerdictRecord, is_error: bool, counted_in: str, pages: Path) -> dg.AssetCheckResult:
+    """The event of a bounded record; what of it is still too large together becomes files below `pages`."""
+    metadata = {
+        "expected": record.expected,
+        "found": record.found,
+        "num_violations": record.num_violations,
+        "examples": rows_metadata(record.examples),
+        "counted_in": dg.MetadataValue.dagster_run(counted_in),
+        **record.numbers,
+    }
     return dg.AssetCheckResult(
-        passed=verdict.num_violations == 0,
+        passed=record.num_violations == 0,
         severity=dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
-        description=clipped(verdict.found),
-        metadata={
-            "expected": clipped(verdict.expected),
-            "found": clipped(verdict.found),
-            "num_violations": verdict.num_violations,
-            "examples": rows_metadata(list(verdict.examples)[:MAX_EXAMPLES]),
-            "counted_in": dg.MetadataValue.dagster_run(verdict.counted_in),
-            **verdict.numbers,
-        },
+        description=record.found,
+        metadata=within_event(metadata, pages),
     )

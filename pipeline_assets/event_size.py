@@ -1,8 +1,8 @@
-"""How large an event may be: an asset's metadata in, metadata that the event log can hold for ever out.
+"""How large an event may be: an asset's or a check's metadata in, metadata that the event log can hold for ever out.
 
-Every materialization stays in the log, and the page of an asset loads it whole. Promise: an event of what
-`within_event` gives is smaller than EVENT_BYTES as long as the numbers beside the previews are; where all is too large
-together, the largest previews become links to files, which hold what was shown.
+Every materialization and every verdict stays in the log, and the page of an asset loads it whole. Promise: an event
+of what `within_event` gives is smaller than EVENT_BYTES as long as the numbers beside the previews are; where all is
+too large together, the largest previews become links to files, which hold what was shown.
 """
 
 import json
@@ -15,7 +15,7 @@ import dagster as dg
 from resources.artifact_store import replace_file
 
 EVENT_BYTES = 200_000
-WRAPPING_BYTES = 10_000  # what an event has beside the metadata: names, tags, the run
+WRAPPING_BYTES = 16_000  # what an event has beside the metadata: names, tags, the run, a check's description
 PAGES_FOLDER = "_pages"
 PREVIEWS = (dg.MarkdownMetadataValue, dg.TableMetadataValue, dg.JsonMetadataValue, dg.TextMetadataValue, str)
 

@@ -94,7 +94,7 @@ def find_asset(stage: Stage, asset: str, run_ids: tuple[str, ...] = ()) -> Found
         asset=asset,
         state="held back by its checks" if reasons else "built",
         ref=ref,
-        held_back_by={clipped(check): clipped(without_home(stage, str(reason))) for check, reason in reasons.items()},
+        held_back_by={clipped(check): clipped(without_home(stage, reason)) for check, reason in reasons.items()},
     )
 
 

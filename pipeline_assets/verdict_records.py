@@ -22,7 +22,8 @@ VERDICTS_FOLDER = "_verdicts"
 MAX_EXAMPLES = 20
 MAX_TEXT_CHARACTERS = 1_000
 MAX_NAME_CHARACTERS = 80
-MAX_COLUMNS = 40  # of an example, and numbers of a verdict
+MAX_COLUMNS = 40  # of an example
+MAX_NUMBERS = 100  # of a verdict: one for each of 64 pools, and some
 
 Outcome = Literal["passed", "failed", "warned", "crashed"]
 
@@ -56,7 +57,7 @@ def record_verdict(store: ArtifactStore, ref: ArtifactRef, check: str, record: V
     path = _path(store, ref, check)
     if path.is_dir():
         forget_verdict(store, ref, check)
-    replace_file(path, json.dumps(asdict(_bounded(record)), indent=1, allow_nan=False))
+    replace_file(path, json.dumps(asdict(bounded(record)), indent=1, allow_nan=False))
 
 
 def forget_verdict(store: ArtifactStore, ref: ArtifactRef, check: str) -> None:
@@ -72,7 +73,7 @@ def read_verdict(store: ArtifactStore, ref: ArtifactRef, check: str) -> VerdictR
     """What a check said last of an artifact, None where it has said nothing; FormatError for a damaged record."""
     path = _path(store, ref, check)
     try:
-        return _bounded(_parsed(path.read_bytes()))
+        return bounded(_parsed(path.read_bytes()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, OverflowError, RecursionError) as error:
@@ -112,9 +113,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _bounded(record: VerdictRecord) -> VerdictRecord:
+def bounded(record: VerdictRecord) -> VerdictRecord:
     """The record as it is stored and shown: texts cut, the first examples, and only numbers that are finite."""
-    kept = [(name, number) for name, number in record.numbers.items() if math.isfinite(number)][:MAX_COLUMNS]
+    kept = [(name, number) for name, number in record.numbers.items() if math.isfinite(number)][:MAX_NUMBERS]
     return replace(
         record,
         judged=dict(record.judged),

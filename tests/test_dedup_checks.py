@@ -267,6 +267,43 @@ def test_documents_left_unverified_are_warned_of(copy: Built) -> None:
     assert verdict.numbers["documents_left_unverified"] == 1_234
 
 
+@pytest.mark.parametrize(("unlike", "warned"), [(0, []), (1, []), (2, ["beta"])])
+def test_a_pool_of_which_most_removed_are_unlike_the_kept_is_warned_of(
+    copy: Built, unlike: int, warned: list[str]
+) -> None:
+    path = cluster_file(copy, EVIDENCE_NAME)
+    lowest = {0: 0.36, 1: 0.359, 2: 0.1}[unlike]  # the limit: half of (1/14)^(1/8), 0.35951
+
+    def change(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        beta = [row for row in rows if row["removed_pool"] == "beta"]
+        assert len(beta) == 3
+        assert len(rows) > 3
+        for row in rows:
+            row["jaccard"] = 0.9
+        for row, similarity in zip(beta, (lowest, 0.3 if unlike == 2 else 0.37), strict=False):
+            row["jaccard"], row["removed_doc_id"] = similarity, bytes(32)  # a copy would be like the text kept
+        return rows
+
+    change_table(path, change)
+    seal_again(copy, path.parent)
+    verdict = judged(PLAUSIBLE, copy)
+    assert [one.split(":")[0] for one in violations(PLAUSIBLE, copy)] == [f"pool {name}" for name in warned]
+    assert verdict.num_violations == len(warned)
+    assert verdict.numbers["removed_unlike_kept"] == unlike
+    assert verdict.numbers["lowest_similarity_to_kept"] == lowest
+    assert "similar to the document kept" in verdict.found
+
+
+def test_where_nothing_is_removed_nothing_is_unlike(copy: Built) -> None:
+    path = cluster_file(copy, EVIDENCE_NAME)
+    change_table(path, lambda rows: [])
+    seal_again(copy, path.parent)
+    verdict = judged(PLAUSIBLE, copy)
+    assert violations(PLAUSIBLE, copy) == []
+    assert verdict.numbers["removed_unlike_kept"] == 0
+    assert "lowest_similarity_to_kept" not in verdict.numbers
+
+
 @pytest.mark.parametrize("unit", [0, 1, -1], ids=["first unit", "second unit", "a reference set"])
 @pytest.mark.parametrize(
     ("array", "element", "value", "needle"),

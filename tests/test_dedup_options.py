@@ -121,6 +121,24 @@ def test_verified_edges_break_a_chain_and_keep_what_is_alike(corpus: Path) -> No
     assert_laws_hold(strict)
 
 
+def test_removed_documents_that_a_chain_alone_connects_to_the_one_kept_are_counted(corpus: Path) -> None:
+    words, others = STEM.split(), small_corpus.sentences(3_001, 200).split()
+    plant(corpus, [{"text": " ".join([*others[:step], *words[step:]])} for step in range(0, 200, 4)])
+    built = build(write_recipe(corpus), corpus / "home", "lsh_clusters")
+    texts = {doc_id(row["text"]): row["text"] for row in rows_of(built)}
+    pairs = [(row["text"], texts[row["kept_doc_id"]]) for row in rows_of(built) if not row["kept"]]
+    similar = [1.0 if left == right else jaccard(left, right) for left, right in pairs]
+    unlike = sum(one < 0.3595 for one in similar)  # half of (1/14)^(1/8) = 0.71902
+    assert 0 < unlike < len(similar)
+    verdict = judged("removal_is_plausible", built)
+    assert verdict.numbers["removed_unlike_kept"] == unlike
+    assert verdict.numbers["lowest_similarity_to_kept"] == min(similar) < 0.2
+    assert f"{unlike} of {len(similar)} removed are less than 0.360 similar to the document kept" in verdict.found
+    strict = write_recipe(corpus, {"dedup.verify_jaccard": 0.95}, "strict.yaml")  # neighbours share 188 of 204 shingles
+    verified = judged("removal_is_plausible", build(strict, corpus / "home", "lsh_clusters"))
+    assert verified.numbers["removed_unlike_kept"] == 0
+
+
 def change_decision(built: Built, text: str, **values: object) -> None:
     """Write other values into the decision about a text, and nothing else."""
     for unit in units_in(built.stage, built.refs["raw_row_groups"]):

@@ -63,7 +63,8 @@ def root(tmp_path):
 
 def load(root, asset="packing_plan", **settings):
     manager = GpuIOManager(references=FolderFinder(root=str(root)), **settings)
-    return manager.load_input(dg.build_input_context(asset_key=asset))
+    with dg.build_input_context(asset_key=asset) as context:
+        return manager.load_input(context)
 
 
 @pytest.mark.parametrize("asset", ["packing_plan", "token_shards"])

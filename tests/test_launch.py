@@ -47,6 +47,12 @@ REFUSED = [
         1.0000001,
         "learning_rate: expected above 0 and at most 1, or 0 for the recipe's, found 1.0000001.",
     ),
+    (
+        "learning_rate",
+        True,
+        "learning_rate: expected above 0 and at most 1, or 0 for the recipe's, found true. Correct",
+    ),
+    ("learning_rate", False, "learning_rate: expected above 0 and at most 1, or 0 for the recipe's, found false."),
     ("device", "gpu", "gpu_io_manager.device: expected auto, cpu, cuda or cuda:<number>, found 'gpu'. Correct device"),
     (
         "dtype",
@@ -117,6 +123,12 @@ def test_train_refuses_a_bad_value_before_there_is_a_run(name: str, value: Any, 
         assert str(refusal.value).endswith("in the run's configuration.")
         assert "\n" not in str(refusal.value)
         assert refusal.value.__suppress_context__  # or Dagster shows the same sentence twice
+
+
+@pytest.mark.parametrize("name", ["steps", "prefetch_depth"])
+def test_dagster_refuses_a_truth_value_for_a_count(name: str, clean: Built) -> None:
+    with pytest.raises(dg.DagsterInvalidConfigError, match=f'path root:{name}. Value "True"'):
+        create_execution_plan(over(clean).resolve_job_def("train"), run_config={name: True})
 
 
 def test_all_bad_values_of_a_launch_are_named_at_once(clean: Built) -> None:

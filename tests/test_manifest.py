@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -147,6 +148,66 @@ def test_quarantine_lists_its_reasons_and_an_unreadable_marker_holds_too(tmp_pat
     (folder / QUARANTINE_NAME).write_text("")
     with pytest.raises(FormatError, match=r"quarantine\.json: unreadable"):
         open_artifact(folder)
+
+
+def make_folder(path):
+    path.mkdir()
+
+
+def make_pipe(path):
+    os.mkfifo(path)
+
+
+def make_link_to_nothing(path):
+    path.symlink_to(path.with_name("gone"))
+
+
+def make_link_to_itself(path):
+    path.symlink_to(path)
+
+
+def content(value):
+    return lambda path: path.write_bytes(value)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        make_folder,
+        make_pipe,
+        make_link_to_nothing,
+        make_link_to_itself,
+        content(b""),
+        content(b"{}"),
+        content(b"[]"),
+        content(b"null"),
+        content(b'["a", 3]'),
+        content(b'{"a": 3}'),
+        content(b'{"a": null, "b": [1, {}]}'),
+        content(b'{"a": "\xff"}'),
+        content(b'{"a": "\\ud800", "\\udfff": "b"}'),
+        content(b"[" * 200_000),
+        content(b'{"a": ' * 200_000),
+        content(b'{"a": ' + b"9" * 5_000 + b"}"),
+        content(b'{"a": "first"'),
+    ],
+)
+def test_whatever_is_in_the_markers_place_holds_the_artifact_back(tmp_path, put):
+    folder = sealed(tmp_path / "x", manifest_of())
+    put(folder / QUARANTINE_NAME)
+    reasons = quarantine_reasons(folder)
+    assert reasons
+    assert all(isinstance(text, str) and text for text in (*reasons, *reasons.values()))
+    "".join([*reasons, *reasons.values()]).encode()
+    with pytest.raises(FormatError, match="quarantined by a failed blocking check"):
+        open_artifact(folder)
+    assert open_artifact(folder, allow_quarantined=True) == load_manifest(folder)
+
+
+def test_a_reason_that_is_no_text_is_told_under_its_check(tmp_path):
+    folder = sealed(tmp_path / "x", manifest_of())
+    (folder / QUARANTINE_NAME).write_text('{"a": [1], "b": "second"}')
+    assert quarantine_reasons(folder) == {"a": "unreadable, a reason of kind list", "b": "second"}
 
 
 def test_a_path_without_a_folder_is_told_from_an_interrupted_write(tmp_path):

@@ -1,0 +1,86 @@
+"""How similar what was removed is to what was kept in its place.
+
+In: the evidence of `lsh_clusters`, a row for each removal with an exact similarity. Out: counts of each pool, in words
+and as numbers. Promise: a chain of documents of which each is like the next, and the ends are not, is told. Cost: four
+columns of the evidence.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+
+from asset_checks.columns import named
+from pipeline_assets.duplicates import EVIDENCE_NAME
+from pipeline_assets.signatures import minhash_params
+from pipeline_assets.stripes import Stage
+from resources.artifact_store import ArtifactRef
+
+MAX_UNLIKE_SHARE = 0.5  # of a pool's removed documents
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likeness:
+    """How similar removed documents are to those kept in their place: of each pool how many, how many are unlike."""
+
+    limit: float
+    removed: Mapping[str, int]
+    unlike: Mapping[str, int]
+    lowest: float | None  # None where nothing was removed
+
+    @property
+    def violations(self) -> list[str]:
+        """The pools of which most removed documents are unlike."""
+        return [
+            f"pool {name}: {count:,} of {self.removed[name]:,} removed documents are less than {self.limit:.3f} similar"
+            " to the one kept in their place, to which only others connect them; set or raise"
+            " dedup.verify_jaccard, or raise dedup.rows_per_band"
+            for name, count in self.unlike.items()
+            if count > MAX_UNLIKE_SHARE * self.removed[name]
+        ]
+
+    @property
+    def found(self) -> str:
+        """The sums over the pools, in words."""
+        if self.lowest is None:
+            return "none removed"
+        unlike, removed = (sum(counts.values()) for counts in (self.unlike, self.removed))
+        return (
+            f"{unlike:,} of {removed:,} removed are less than {self.limit:.3f} similar to the document kept, the lowest"
+            f" {self.lowest:.3f}"
+        )
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What is plotted over time."""
+        lowest = {} if self.lowest is None else {"lowest_similarity_to_kept": self.lowest}
+        return {"removed_unlike_kept": sum(self.unlike.values()), **lowest}
+
+
+def likeness_to_kept(stage: Stage, lsh_clusters: ArtifactRef) -> Likeness:
+    """What the evidence says of all removed documents. A copy of the text kept is like it, even without words."""
+    params = minhash_params(stage.recipe)
+    limit = unlike_below(params.num_bands, params.rows_per_band)
+    table = stage.table(lsh_clusters, EVIDENCE_NAME, ("removed_pool", "removed_doc_id", "kept_doc_id", "jaccard"))
+    pools, names = named([table.column("removed_pool")])
+    is_copy = np.asarray(pc.equal(table.column("removed_doc_id"), table.column("kept_doc_id")))
+    similarity = np.where(is_copy, 1.0, np.asarray(table.column("jaccard")))
+    removed, unlike = (np.bincount(some, minlength=len(names)).tolist() for some in (pools, pools[similarity < limit]))
+    return Likeness(
+        limit=limit,
+        removed=dict(zip(names, removed, strict=True)),
+        unlike=dict(zip(names, unlike, strict=True)),
+        lowest=float(similarity.min()) if len(similarity) else None,
+    )
+
+
+def unlike_below(num_bands: int, rows_per_band: int) -> float:
+    """The similarity below which two documents are unlike: half of (1/b)^(1/r), where the S-curve is steepest.
+
+    There a bucket is as good as never shared (Mining of Massive Datasets, 3.4.2).
+
+    >>> unlike_below(num_bands=4, rows_per_band=2)
+    0.25
+    """
+    return (1 / num_bands) ** (1 / rows_per_band) / 2

@@ -1,0 +1,105 @@
+"""What a check puts into the event log: small and readable whatever its verdict holds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import small_corpus
+from small_corpus import Built
+
+from asset_checks.verdicts import Verdict, law, verdict_of
+from pipeline_assets.definitions import build_definitions
+from pipeline_assets.event_size import EVENT_BYTES, PAGES_FOLDER
+from pipeline_assets.references import PipelineResource
+from pipeline_assets.stripes import Stage
+from pipeline_assets.verdict_records import read_verdict
+from resources.artifact_store import ArtifactRef
+
+HUGE = 100_000
+
+
+def wide(cell: str, name: str = "column") -> list[dict[str, str]]:
+    """As many rows and columns as an event shows."""
+    return [{f"{name}_{column}": cell for column in range(40)} for _ in range(20)]
+
+
+def executed(built: Built, verdict: Verdict) -> tuple[dg.AssetCheckEvaluation, int, list[str]]:
+    """The evaluation of a check that comes to this verdict, the bytes of its event, and what the log says of it."""
+
+    def a_law(stage: Stage, packing_plan: ArtifactRef) -> Verdict:
+        return verdict
+
+    check = law(a_law, blocking=False, description="A law.")
+    definitions = dg.Definitions.merge(
+        build_definitions(PipelineResource(recipe=str(built.recipe), home=str(built.home))),
+        dg.Definitions(
+            asset_checks=[check],
+            jobs=[dg.define_asset_job("one_check", selection=dg.AssetSelection.checks(*check.check_keys))],
+        ),
+    )
+    with small_corpus.short_instance() as instance:
+        result = small_corpus.execute(definitions.resolve_job_def("one_check"), instance)
+        said = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    assert result.success
+    (event,) = [one for one in result.all_events if one.event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION]
+    (evaluation,) = result.get_asset_check_evaluations()
+    return evaluation, len(dg.serialize_value(event)), [line for line in said if line.startswith("a_law: ")]
+
+
+VERDICTS: dict[str, dict[str, Any]] = {
+    "wide examples": {"examples": wide("x" * 160)},
+    "wide examples of wide letters": {"examples": wide("漢" * 160)},
+    "examples that are too many, too long and named at length": {"examples": wide("x" * HUGE, "x" * HUGE) * 20},
+    "a number named at length": {"numbers": {"x" * HUGE: 0.5}},
+    "numbers that are too many": {"numbers": {f"{number}{'𝒙' * HUGE}": 0.5 for number in range(500)}},
+    "long sentences": {"expected": "𝒙" * HUGE, "found": "𝒙" * HUGE},
+    "all of it": {
+        "expected": "𝒙" * HUGE,
+        "found": "𝒙" * HUGE,
+        "examples": wide("𝒙" * 160, "𝒙" * HUGE),
+        "numbers": {f"{number}{'𝒙' * HUGE}": 0.5 for number in range(500)},
+    },
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_the_event_of_a_check_is_small_whatever_it_found(name: str, copy: Built) -> None:
+    verdict = Verdict(**{"expected": "none", "found": "some", "num_violations": 3, **VERDICTS[name]})
+    evaluation, size, said = executed(copy, verdict)
+    assert size < EVENT_BYTES
+    assert evaluation.metadata["num_violations"].value == 3
+    assert not evaluation.passed
+    (line,) = said
+    assert len(line) < 1_100
+
+
+def test_examples_that_fit_are_shown_and_others_are_in_a_file(copy: Built) -> None:
+    some = {"expected": "none", "found": "some", "num_violations": 20}
+    shown, size, _ = executed(copy, Verdict(**some, examples=wide("x" * 160)))
+    assert size > 20 * 40 * 160
+    assert [dict(record.data) for record in shown.metadata["examples"].records] == wide("x" * 160)
+    filed, _, _ = executed(copy, Verdict(**some, examples=wide("漢" * 160)))
+    path = Path(filed.metadata["examples"].path)
+    assert path.is_relative_to(copy.home.resolve() / PAGES_FOLDER / "packing_plan")
+    assert json.loads(path.read_bytes()) == wide("漢" * 160)
+
+
+def test_the_event_says_what_the_record_says(copy: Built) -> None:
+    numbers = {"share": 0.5, "none": float("nan"), **{f"removed_share_pool_{number}": 0.1 for number in range(64)}}
+    examples = [{"id": bytes(32), "text": "\ud800" + "x" * 500, "none": None}] * 30
+    verdict = Verdict(expected="e", found="f" * HUGE, num_violations=30, examples=examples, numbers=numbers)
+    evaluation, _, _ = executed(copy, verdict)
+    record = read_verdict(copy.stage.store, copy.refs["packing_plan"], "a_law")
+    assert record is not None
+    assert len(record.numbers) == 65  # one for each pool of the largest recipe
+    assert {name: evaluation.metadata[name].value for name in numbers if name != "none"} == record.numbers
+    assert "none" not in evaluation.metadata
+    assert [dict(record.data) for record in evaluation.metadata["examples"].records] == record.examples
+    assert evaluation.metadata["found"].value == evaluation.description == record.found
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "0 violations"), (1, "1 violation"), (1_200, "1,200 violations")])
+def test_one_violation_is_told_in_the_singular(number: int, words: str) -> None:
+    assert verdict_of("none", ["v"] * number, "7 rows").found == f"{words} in 7 rows"
