@@ -44,6 +44,7 @@ from pipeline_assets.report import (
     pictures_metadata,
     rounded,
     shown_table,
+    spread_rows,
     table_metadata,
 )
 from pipeline_assets.schemas import Clusters, ReferenceHits, arrow_schema, validated
@@ -82,7 +83,7 @@ from resources.artifact_store import ArtifactRef, unit_inputs
 from resources.tables import write_array, write_table
 from training_io.hashing import derive_seed, keyed_hash
 
-CLUSTERS_VERSION = 6
+CLUSTERS_VERSION = 7
 EDGES, DUMP_EDGES, HITS = "edges.npy", "edges_within_dumps.npy", "reference_hits.npy"
 BUCKET_PREFIX = "bucket-"
 LEFT = "documents_left_unverified"  # counted once for each band that they share with too many
@@ -280,6 +281,7 @@ def _metadata(stage: Stage, ref: ArtifactRef, parts: list[ArtifactRef], units: l
     counts = ref.counts
     removed = counts["exact_duplicate"] + counts["near_duplicate"]
     by_pair, hits = stage.table(ref, BY_PAIR_NAME).to_pylist(), stage.table(ref, HITS_NAME)
+    examples = stage.table(ref, EXAMPLES_NAME)
     by = {name: [row for row in by_pair if row["by"] == name] for name in ("pool", "dump")}
     return asset_metadata(stage, ref, parts) | {
         **table_metadata(Clusters, counts["documents"], stage.sample(ref, slice_name(units[0].unit))),
@@ -290,7 +292,7 @@ def _metadata(stage: Stage, ref: ArtifactRef, parts: list[ArtifactRef], units: l
         **shown_table("removed_by_pool_and_kept_pool", by["pool"], most=SHOWN_ROWS),
         **shown_table("removed_by_dump_and_kept_dump", by["dump"], most=SHOWN_ROWS),
         **shown_table("largest_clusters", stage.table(ref, LARGEST_NAME).to_pylist()),
-        **shown_table("example_pairs", stage.table(ref, EXAMPLES_NAME).to_pylist()),
+        **shown_table("example_pairs", spread_rows(examples, SHOWN_ROWS), total=examples.num_rows),
         **shown_table("reference_hits_by_set", [{"set": name, **row} for name, row in counts["references"].items()]),
         **shown_table("reference_hits", some_of_each_set(hits, 5), total=hits.num_rows),
         **shown_table("boilerplate_ngrams", stage.table(ref, BOILERPLATE_NAME).to_pylist(), most=SHOWN_ROWS),

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline_assets.report import rows_metadata
+from pipeline_assets.report import shown_table
 from pipeline_assets.schemas import ROWS_NAME, FloorEffects, ShortestDocuments, arrow_schema, validated
 from pipeline_assets.stripes import Stage
 from pipeline_assets.transforms.arrays import located
@@ -65,6 +65,8 @@ def _described(stage: Stage, raw: ArtifactRef, row: int, num_tokens: int) -> Map
 def floors_metadata(stage: Stage, plan: ArtifactRef) -> dict[str, Any]:
     """Both tables for the asset's page."""
     return {
-        "floors": rows_metadata(stage.table(plan, FLOORS_NAME).to_pylist()),
-        "shortest_documents": rows_metadata(stage.table(plan, SHORTEST_NAME).to_pylist()),
+        **shown_table("floors", stage.table(plan, FLOORS_NAME).to_pylist()),
+        **shown_table(
+            "shortest_documents", stage.table(plan, SHORTEST_NAME).to_pylist(), total=plan.counts["documents"]
+        ),
     }

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline_assets.pictures import MAX_LINE_POINTS, grouped_bar_picture, line_picture
-from pipeline_assets.report import asset_metadata, files_metadata, pictures_metadata, rows_metadata, table_metadata
+from pipeline_assets.report import asset_metadata, files_metadata, pictures_metadata, shown_table, table_metadata
 from pipeline_assets.schemas import MixtureLedger, arrow_schema, validated
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
 from resources.artifact_store import ArtifactRef
@@ -61,7 +61,7 @@ def build_ledger(stage: Stage, token_shards: ArtifactRef, packing_plan: Artifact
         asset_metadata(stage, ref)
         | table_metadata(MixtureLedger, table.num_rows, table)
         | {
-            "ledger": rows_metadata(table.to_pylist()),
+            **shown_table("ledger", table.to_pylist()),
             **pictures_metadata(folder, PICTURES),
             **files_metadata(folder / LEDGER_NAME),
         }

@@ -110,6 +110,16 @@ def shown_table(
     return {name: rows_metadata(shown)} | left_out
 
 
+def spread_rows(table: pa.Table, most: int) -> list[dict[str, Any]]:
+    """At most so many rows of an ordered table, from all over it.
+
+    >>> [row["n"] for row in spread_rows(pa.table({"n": range(50)}), most=4)]
+    [0, 13, 26, 39]
+    """
+    step = max(1, -(-table.num_rows // most))
+    return table.take(pa.array(range(0, table.num_rows, step), pa.int64())).to_pylist()
+
+
 def rounded(value: Any) -> Any:
     """A float to six significant digits, to be read; anything else as it is. Never for what is stored or hashed.
 
@@ -120,7 +130,10 @@ def rounded(value: Any) -> Any:
 
 
 def rows_metadata(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue[Any]:
-    """A table of plain values: bytes as hex, long texts cut, at most 50 rows; `shown_table` says how many are not."""
+    """Some rows of many, as of a sample: plain values, bytes as hex, long texts cut, at most 50 rows.
+
+    A table that stands for all its rows is a `shown_table`.
+    """
     records = [dg.TableRecord({key: plain_cell(value) for key, value in row.items()}) for row in rows[:MAX_ROWS]]
     if not records:
         return dg.MetadataValue.text("no rows")

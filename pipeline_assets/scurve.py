@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline_assets.pictures import interval_picture
-from pipeline_assets.report import files_metadata, pictures_metadata, rows_metadata
+from pipeline_assets.report import files_metadata, pictures_metadata, shown_table
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage, units_in
 from pipeline_assets.transforms.arrays import located
@@ -178,7 +178,7 @@ def curve_metadata(stage: Stage, curve: ArtifactRef) -> dict[str, Any]:
     return {
         **pictures_metadata(folder, {"scurve": "share of planted near-copies flagged, over the formula's curve"}),
         **files_metadata(folder / PAIRS_NAME, folder / BINS_NAME),
-        "scurve_table": rows_metadata([curve_row(one) for one in read_json(folder / BINS_NAME)]),
+        **shown_table("scurve_table", [curve_row(one) for one in read_json(folder / BINS_NAME)]),
         **{f"scurve_{name}": number for name, number in curve.counts.items()},
     }
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_assets.report import asset_metadata, rows_metadata
+from pipeline_assets.report import asset_metadata, shown_table
 from pipeline_assets.source import pool_names
 from pipeline_assets.splits import TABLE_NAME
 from pipeline_assets.stripes import (
@@ -174,9 +174,9 @@ def seal_shards(
         version=SHARDS_VERSION,
         write=lambda folder: _write_index_and_shards(stage, folder, parts, plan, tokenizer),
     )
-    metadata = asset_metadata(stage, ref, parts) | {
-        "splits": rows_metadata([{"split": name, **counts} for name, counts in ref.counts["splits"].items()])
-    }
+    metadata = asset_metadata(stage, ref, parts) | shown_table(
+        "splits", [{"split": name, **counts} for name, counts in ref.counts["splits"].items()]
+    )
     return Sealed(ref=ref, metadata=metadata)
 
 

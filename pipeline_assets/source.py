@@ -7,7 +7,7 @@ units only.
 
 import hashlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_assets.measures import numbers_metadata
 from pipeline_assets.pools import (
     ObservedSource,
     cost_in_words,
@@ -199,13 +200,7 @@ def seal_rows(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
     totals = {name: sum(part.counts[name] for part in parts) for name in RowStats.__dataclass_fields__}
     if any(limits_of(stage.recipe, pool) for pool in pool_names(stage.recipe)):
         totals |= rows_left_out_by_filters(parts)
-    if not totals["rows_used"]:
-        raise SourceError(
-            f"raw_row_groups: expected at least one usable document, found none in {totals['rows_read']:,} rows"
-            f" ({totals['null_text']:,} null, {totals['empty_text']:,} empty, {totals['invalid_utf8']:,} not UTF-8,"
-            f" {totals.get('rows_filtered', 0):,} filtered) and {totals.get('rows_excluded', 0):,} in row groups that"
-            " the filters exclude. Check the source's text column and the recipe's reading section."
-        )
+    _refuse_no_documents(totals)
 
     def write_beside(folder: Path) -> None:
         write_sampled(stage, parts, folder)
@@ -216,7 +211,32 @@ def seal_rows(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
         counts |= counts_of_rounds(stage, parts)
         inputs = {"rounds": parameters_of_rounds(stage)}
     ref = seal_units(stage, "raw_row_groups", parts, counts, SEALED_ROWS_VERSION, write_beside, **inputs)
-    drift = [
+    sample = stage.sample(parts[0], ROWS_NAME)
+    metadata = {
+        **asset_metadata(stage, ref, parts),
+        **table_metadata(RawRows, totals["rows_used"], sample),
+        **shown_table("schema_drift", _schema_drift(parts)),
+        **sampled_metadata(stage, ref),
+        **traffic_metadata(stage, parts),
+        "recipe": stage.recipe.name,
+        "recipe_digest": recipe_digest(stage.recipe),
+    }
+    return Sealed(ref=ref, metadata=metadata)
+
+
+def _refuse_no_documents(totals: Mapping[str, int]) -> None:
+    if not totals["rows_used"]:
+        raise SourceError(
+            f"raw_row_groups: expected at least one usable document, found none in {totals['rows_read']:,} rows"
+            f" ({totals['null_text']:,} null, {totals['empty_text']:,} empty, {totals['invalid_utf8']:,} not UTF-8,"
+            f" {totals.get('rows_filtered', 0):,} filtered) and {totals.get('rows_excluded', 0):,} in row groups that"
+            " the filters exclude. Check the source's text column and the recipe's reading section."
+        )
+
+
+def _schema_drift(parts: list[ArtifactRef]) -> list[dict[str, str]]:
+    """The units of files that lack columns or have others."""
+    return [
         {
             "pool": part.counts["pool"],
             "file": part.counts["file"],
@@ -226,17 +246,6 @@ def seal_rows(stage: Stage, parts: list[ArtifactRef]) -> Sealed:
         for part in parts
         if part.counts["missing_columns"] or part.counts["other_columns"]
     ]
-    sample = stage.sample(parts[0], ROWS_NAME)
-    metadata = {
-        **asset_metadata(stage, ref, parts),
-        **table_metadata(RawRows, totals["rows_used"], sample),
-        **shown_table("schema_drift", drift),
-        **sampled_metadata(stage, ref),
-        **traffic_metadata(stage, parts),
-        "recipe": stage.recipe.name,
-        "recipe_digest": recipe_digest(stage.recipe),
-    }
-    return Sealed(ref=ref, metadata=metadata)
 
 
 def document_coordinates(stage: Stage, units: list[ArtifactRef]) -> npt.NDArray[np.int64]:
@@ -376,6 +385,7 @@ with warnings.catch_warnings():
                 owners=list(OWNERS),
                 kinds={"parquet"},
                 description=DATASET_REVISION,
+                metadata=numbers_metadata("dataset_revision"),
             )
         ],
         required_resource_keys={"pipeline"},

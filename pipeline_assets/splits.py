@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pipeline_assets.clusters import slice_name
 from pipeline_assets.floors import floors_metadata, scores_of, write_floors
 from pipeline_assets.policy import policy_of
-from pipeline_assets.report import asset_metadata, rows_metadata, table_metadata
+from pipeline_assets.report import asset_metadata, shown_table, table_metadata
 from pipeline_assets.schemas import SplitDocuments, arrow_schema, validated
 from pipeline_assets.source import ROWS_NAME, pool_names
 from pipeline_assets.stripes import (
@@ -188,33 +188,14 @@ def _split_unit(
     def write(folder: Path) -> dict[str, Any]:
         codes = stage.array(plan, plan_name(raw.unit))
         source = stage.table(raw, ROWS_NAME, ["text", "pool"]).take(pa.array(documents.rows))
-        lengths = documents.lengths
-        text_bytes = np.asarray(pc.binary_length(source.column("text")), np.int64)
-        unused = {name: codes[:, 1] == code for code, name in enumerate(REASONS) if code != USED}
-        table = pa.table(
-            {
-                "doc_id": doc_id_array(documents.doc_ids),
-                "text": source.column("text"),
-                "num_tokens": pa.array(lengths),
-                "cluster_id": doc_id_array(documents.cluster_ids),
-                "pool": source.column("pool"),
-                "split": _named(np.minimum(codes[:, 0], len(SPLITS)), [*SPLITS, "unused"]),
-                "reason": _named(codes[:, 1], REASONS),
-            },
-            schema=arrow_schema(SplitDocuments),
-        )
+        table = _split_table(documents, source, codes)
         write_table(validated(SplitDocuments, table), folder / TABLE_NAME)
+        text_bytes = np.asarray(pc.binary_length(source.column("text")), np.int64)
         return {
-            "documents": len(lengths),
-            "tokens": int(lengths.sum()),
+            "documents": len(codes),
+            "tokens": int(documents.lengths.sum()),
             "text_bytes": tokens.counts["text_bytes"],
-            **{f"{name}_documents": int((codes[:, 0] == code).sum()) for code, name in enumerate(SPLITS)},
-            **{f"{name}_tokens": int(lengths[codes[:, 0] == code].sum()) for code, name in enumerate(SPLITS)},
-            "unused_documents": int((codes[:, 0] == UNUSED).sum()),
-            "unused_tokens": int(lengths[codes[:, 0] == UNUSED].sum()),
-            **{f"unused_{name}": int(rows.sum()) for name, rows in unused.items()},
-            **{f"unused_{name}_tokens": int(lengths[rows].sum()) for name, rows in unused.items()},
-            **{f"unused_{name}_bytes": int(text_bytes[rows].sum()) for name, rows in unused.items()},
+            **_counts_by_split(codes, documents.lengths, text_bytes),
         }
 
     return stage.materialize(
@@ -230,6 +211,37 @@ def _split_unit(
         version=SPLITS_VERSION,
         write=write,
     )
+
+
+def _split_table(documents: KeptDocuments, source: pa.Table, codes: npt.NDArray[np.uint8]) -> pa.Table:
+    return pa.table(
+        {
+            "doc_id": doc_id_array(documents.doc_ids),
+            "text": source.column("text"),
+            "num_tokens": pa.array(documents.lengths),
+            "cluster_id": doc_id_array(documents.cluster_ids),
+            "pool": source.column("pool"),
+            "split": _named(np.minimum(codes[:, 0], len(SPLITS)), [*SPLITS, "unused"]),
+            "reason": _named(codes[:, 1], REASONS),
+        },
+        schema=arrow_schema(SplitDocuments),
+    )
+
+
+def _counts_by_split(
+    codes: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64], text_bytes: npt.NDArray[np.int64]
+) -> dict[str, int]:
+    """Documents and tokens of each split and of the unused, and of those by reason with their bytes."""
+    unused = {name: codes[:, 1] == code for code, name in enumerate(REASONS) if code != USED}
+    return {
+        **{f"{name}_documents": int((codes[:, 0] == code).sum()) for code, name in enumerate(SPLITS)},
+        **{f"{name}_tokens": int(lengths[codes[:, 0] == code].sum()) for code, name in enumerate(SPLITS)},
+        "unused_documents": int((codes[:, 0] == UNUSED).sum()),
+        "unused_tokens": int(lengths[codes[:, 0] == UNUSED].sum()),
+        **{f"unused_{name}": int(rows.sum()) for name, rows in unused.items()},
+        **{f"unused_{name}_tokens": int(lengths[rows].sum()) for name, rows in unused.items()},
+        **{f"unused_{name}_bytes": int(text_bytes[rows].sum()) for name, rows in unused.items()},
+    }
 
 
 def _named(codes: npt.NDArray[np.uint8], names: Sequence[str]) -> pa.Array:
@@ -253,8 +265,9 @@ def seal_split_documents(
     ]
     metadata = asset_metadata(stage, ref, parts) | {
         **table_metadata(SplitDocuments, counts["documents"], stage.sample(parts[0], TABLE_NAME)),
-        "splits": rows_metadata(by_split),
-        "unused": rows_metadata(
+        **shown_table("splits", by_split),
+        **shown_table(
+            "unused",
             [
                 {
                     "reason": name,
@@ -263,7 +276,7 @@ def seal_split_documents(
                     "bytes": counts[f"unused_{name}_bytes"],
                 }
                 for name in REASONS[1:]
-            ]
+            ],
         ),
         **floors_metadata(stage, plan),
     }

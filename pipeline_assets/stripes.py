@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline_assets.event_size import PAGES_FOLDER, within_event
+from pipeline_assets.measures import numbers_metadata
 from pipeline_assets.recipe import MAX_STEPS_PER_FAN_OUT, STAGES, UPSTREAM, Recipe
 from pipeline_assets.references import Pipeline
 from pipeline_assets.run_tags import recipe_tags, revision_tag, tag_run
@@ -413,6 +414,7 @@ def graph_spec(
         "kinds": kinds,
         "description": description,
         "code_version": str(version),
+        "metadata": numbers_metadata(asset),
     }
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pipeline_assets.pictures import grouped_bar_picture
 from pipeline_assets.recipe import CHOSEN, own_parameters
-from pipeline_assets.report import asset_metadata, pictures_metadata, rows_metadata
+from pipeline_assets.report import asset_metadata, pictures_metadata, shown_table
 from pipeline_assets.schemas import ROWS_NAME
 from pipeline_assets.source import pool_names
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized, units_in
@@ -53,23 +53,6 @@ def build_report(
         for candidate in stage.recipe.tokenizer_report.candidates
     }
 
-    def write(folder: Path) -> dict[str, Any]:
-        inventory = inventory_of(stage, document_tokens)
-        texts = sampled_texts(stage, raw_row_groups, document_tokens)
-        tokenizers = {CHOSEN: open_tokenizer(stage, tokenizer), **_candidates(stage)}
-        measures = {
-            name: {pool: measure_texts(one, sample) for pool, sample in texts.items()}
-            for name, one in tokenizers.items()
-        }
-        summary = _summary(stage, tokenizers, measures, inventory)
-        by_pool = [_measure_row(name, pool, one) for name, of in measures.items() for pool, one in of.items()]
-        report = {"tokenizers": summary, "pools": by_pool, "inventory": [_with_ratios(row) for row in inventory]}
-        write_json(report, folder / REPORT_NAME)
-        (folder / PICTURE_NAME).write_bytes(_picture(measures, inventory))
-        totals = {name: sum(row[name] for row in inventory) for name in ("documents", "text_bytes", "tokens")}
-        sampled = sum(len(sample) for sample in texts.values())
-        return {**totals, "tokenizers": len(tokenizers), "sampled_documents": sampled}
-
     ref = stage.materialize(
         asset="tokenizer_report",
         inputs={
@@ -80,18 +63,37 @@ def build_report(
         },
         parameters=own_parameters(stage.recipe, "tokenizer_report"),
         version=REPORT_VERSION,
-        write=write,
+        write=lambda folder: _write_report(stage, folder, raw_row_groups, tokenizer, document_tokens),
     )
     folder = stage.folder(ref)
     report = read_json(folder / REPORT_NAME)
     metadata = asset_metadata(stage, ref) | {
-        "comparison": rows_metadata(report["tokenizers"]),
-        "comparison_by_pool": rows_metadata(report["pools"]),
-        "inventory": rows_metadata(report["inventory"]),
+        **shown_table("comparison", report["tokenizers"]),
+        **shown_table("comparison_by_pool", report["pools"]),
+        **shown_table("inventory", report["inventory"]),
         **pictures_metadata(folder, {"bytes_a_token": "bytes a token by pool"}),
         "report": dg.MetadataValue.path(str(folder / REPORT_NAME)),
     }
     return Sealed(ref=ref, metadata=metadata)
+
+
+def _write_report(
+    stage: Stage, folder: Path, raw_row_groups: ArtifactRef, tokenizer: ArtifactRef, document_tokens: ArtifactRef
+) -> dict[str, Any]:
+    inventory = inventory_of(stage, document_tokens)
+    texts = sampled_texts(stage, raw_row_groups, document_tokens)
+    tokenizers = {CHOSEN: open_tokenizer(stage, tokenizer), **_candidates(stage)}
+    measures = {
+        name: {pool: measure_texts(one, sample) for pool, sample in texts.items()} for name, one in tokenizers.items()
+    }
+    summary = _summary(stage, tokenizers, measures, inventory)
+    by_pool = [_measure_row(name, pool, one) for name, of in measures.items() for pool, one in of.items()]
+    report = {"tokenizers": summary, "pools": by_pool, "inventory": [_with_ratios(row) for row in inventory]}
+    write_json(report, folder / REPORT_NAME)
+    (folder / PICTURE_NAME).write_bytes(_picture(measures, inventory))
+    totals = {name: sum(row[name] for row in inventory) for name in ("documents", "text_bytes", "tokens")}
+    sampled = sum(len(sample) for sample in texts.values())
+    return {**totals, "tokenizers": len(tokenizers), "sampled_documents": sampled}
 
 
 def _key(name: str) -> str:

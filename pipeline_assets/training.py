@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from training_io.stream import StreamSpec, WindowSpec
     from training_io.train_job import TrainJob
 
-TRAINING_VERSION = 3
+TRAINING_VERSION = 4
 UNFINISHED_FOLDER = "_training"
 CURVES_NAME = "curves.json"
 PICTURES = {"loss_curve": "loss by step", "gradient_norms": "gradient norm by step"}
@@ -320,7 +320,7 @@ def _counts(result: "TrainResult") -> dict[str, Any]:
     return {
         "steps": result.steps,
         "tokens": result.tokens,
-        "parameters": result.num_parameters,
+        "model_parameters": result.num_parameters,
         "final_training_loss": result.losses[-1],
         **({"first_validation_loss": result.validation[0][1]} if result.validation else {}),
         **({"final_validation_loss": result.validation[-1][1]} if result.validation else {}),

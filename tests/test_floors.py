@@ -138,6 +138,7 @@ def test_the_page_shows_both_tables(built: Built) -> None:
     metadata = seal_split_documents(built.stage, parts, **upstream).metadata
     assert [record.data["floor"] for record in metadata["floors"].records] == sorted({*FLOORS, 40})
     assert len(metadata["shortest_documents"].records) == NUM_SHORTEST
+    assert metadata["shortest_documents_rows"] == f"{NUM_SHORTEST} of {len(documents_of(built)):,}"
     removed = {record.data["reason"]: record.data for record in metadata["unused"].records}["below_min_tokens"]
     assert removed["tokens"] == built.refs["split_documents"].counts["unused_below_min_tokens_tokens"]
     assert floors_metadata(built.stage, split_plan(built.stage, **upstream)).keys() <= metadata.keys()

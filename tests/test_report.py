@@ -202,6 +202,13 @@ def test_rows_that_were_left_out_before_count_too():
     assert shown_table("some", [{"number": 1}], total=1_234)["some_rows"] == "1 of 1,234"
 
 
+def test_only_samples_and_examples_are_shown_without_their_total():
+    root = Path(__file__).resolve().parents[1]
+    paths = [path for package in ("pipeline_assets", "asset_checks") for path in (root / package).rglob("*.py")]
+    users = {path.relative_to(root).as_posix() for path in paths if "rows_metadata(" in path.read_text()}
+    assert users == {"pipeline_assets/report.py", "asset_checks/verdicts.py"}
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max_value=1e300))
 def test_a_share_is_shown_to_six_digits(value):
     shown = rounded(value)

@@ -12,8 +12,10 @@ import pytest
 import small_corpus
 from small_corpus import Built
 
-from pipeline_assets.columns import LINEAGE, STORED, StoredColumn, vocabulary_rows
+from pipeline_assets.columns import LINEAGE, STORED
 from pipeline_assets.recipe import STAGES, UPSTREAM
+from pipeline_assets.stored import StoredColumn
+from pipeline_assets.stored_documents import vocabulary_rows
 
 TABLES = {
     "raw_row_groups": "rows.parquet",
