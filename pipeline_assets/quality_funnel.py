@@ -12,7 +12,7 @@ from pipeline_assets.quality_page import Block, Note, table_of
 
 Counts = Mapping[str, Any]
 
-UNREAD = {
+NOT_USED = {
     "null_text": "without a text",
     "empty_text": "with an empty text",
     "invalid_utf8": "not UTF-8",
@@ -25,8 +25,8 @@ REMOVED = {
     "reference": "like a reference text",
 }
 UNUSED = {"below_min_tokens": "below the token floor", "over_budget": "over the budgets"}
+"""Why rows of the source are not used, and documents removed or in no split: as manifests count it, and in words."""
 DIVERTED = "longer than a segment may be"
-"""Why documents are left out: as manifests count it, and in words."""
 
 
 def _rows_chosen(counts: Counts) -> Counts:
@@ -34,7 +34,7 @@ def _rows_chosen(counts: Counts) -> Counts:
 
 
 def _used(counts: Counts) -> Counts:
-    left_out = {words: counts.get(name, 0) for name, words in UNREAD.items()}
+    left_out = {words: counts.get(name, 0) for name, words in NOT_USED.items()}
     return {"documents": counts["rows_used"], "text_bytes": counts["text_bytes"], "left_out": left_out}
 
 
@@ -142,8 +142,8 @@ def _packs(plan: Counts | None) -> dict[str, Any]:
 
 
 def inputs_not_shown(found: FoundAsset, assets: Mapping[str, FoundAsset]) -> list[str]:
-    """The assets that this one was made from of which other bytes are shown, by name."""
+    """The assets that this one was made from of which other bytes are shown, by name; not those that are not there."""
     if found.ref is None:
         return []
-    lineage = found.ref.lineage.items()
-    return sorted(name for name, digest in lineage if name in assets and assets[name].digest != digest)
+    shown = {name: asset.ref.digest for name, asset in assets.items() if asset.ref is not None}
+    return sorted(name for name, digest in found.ref.lineage.items() if shown.get(name, digest) != digest)

@@ -21,24 +21,33 @@ if TYPE_CHECKING:
 TEMPLATE_NAME = "quality_report.html.jinja"
 MAX_PAGE_BYTES = 3_000_000
 MAX_ROWS, MAX_COLUMNS, MAX_CELL_CHARACTERS = 50, 40, 160
-FEW_ROWS = 5
+FEW_ROWS, MANY_COLUMNS = 5, 8  # a table of more columns and at most so many rows is turned
 SHORT_CHARACTERS, ID_DIGITS = 24, 16
-MANY_COLUMNS, FEW_TURNED = 8, 5  # a table of more columns and at most so many rows is turned
 DIGITS, WHOLE_FROM = 5, 10_000  # of a float; from here on it is shown whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of plain values under named columns; `note` says what was left out."""
+    """Rows of plain values under headings; `note`: what was left out, `is_turned`: rows are shown as columns."""
 
     kind: ClassVar[str] = "table"
     caption: str
-    columns: Sequence[str]
+    columns: Sequence[Any]
     rows: Sequence[Sequence[Any]]
     note: str = ""
+    is_turned: bool = False
 
     @property
-    def headings(self) -> list[tuple[str, bool]]:
+    def laid_out(self) -> "Table":
+        """The table as it is drawn; of a turned one, the first column is the headings and each other one a row."""
+        if not self.is_turned:
+            return self
+        first, *rest = zip(*self.rows, strict=True)
+        rows = [[name, *cells] for name, cells in zip(self.columns[1:], rest, strict=True)]
+        return replace(self, columns=[self.columns[0], *first], rows=rows, is_turned=False)
+
+    @property
+    def headings(self) -> list[tuple[Any, bool]]:
         """Each column's name, and whether it holds numbers alone and so is aligned as they are."""
         cells = [[row[number] for row in self.rows if row[number] is not None] for number in range(len(self.columns))]
         return [
@@ -155,22 +164,16 @@ def table_of(
     """The first rows as a table whose columns are their keys, turned if wide; texts, lists and mappings are cut."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     columns = keys[:MAX_COLUMNS]
-    left = {"rows": len(rows) - max_rows, "columns": len(keys) - MAX_COLUMNS}
-    table = Table(
+    is_turned = len(columns) > MANY_COLUMNS and 0 < min(len(rows), max_rows) <= FEW_ROWS
+    kinds = ("columns", "rows") if is_turned else ("rows", "columns")
+    left = zip(kinds, (len(rows) - max_rows, len(keys) - MAX_COLUMNS), strict=True)
+    return Table(
         caption=caption,
         columns=[in_words(column) for column in columns],
         rows=[[_cut(row.get(column), max_characters) for column in columns] for row in rows[:max_rows]],
-        note=" ".join(f"{number:,} more {kind} are not shown." for kind, number in left.items() if number > 0),
+        note=" ".join(f"{number:,} more {kind} are not shown." for kind, number in left if number > 0),
+        is_turned=is_turned,
     )
-    return _turned(table) if len(columns) > MANY_COLUMNS and 0 < len(table.rows) <= FEW_TURNED else table
-
-
-def _turned(table: Table) -> Table:
-    """Columns as rows: a few rows of many columns would be wider than the page."""
-    first, *rest = zip(*table.rows, strict=True)
-    names = [str(_shown(value)) for value in first]
-    rows = [[name, *values] for name, values in zip(table.columns[1:], rest, strict=True)]
-    return replace(table, columns=[table.columns[0], *names], rows=rows)
 
 
 def _cut(value: Any, max_characters: int) -> Any:

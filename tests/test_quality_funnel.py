@@ -16,8 +16,11 @@ from test_quality_report import report_of
 from test_row_filters import EDU
 from test_sampled import recipe_with, rows_by_file, write_scored
 
+from pipeline_assets.quality_funnel import REMOVED, UNUSED
 from pipeline_assets.recipe import STAGES
+from pipeline_assets.transforms import clusters, split
 from training_io.document_index import read_index
+from training_io.manifest import MANIFEST_NAME
 from training_io.plan import load_plan
 
 FUNNEL, SPLITS = "From rows of the source to packs", "Tokens and packs of each split"
@@ -173,9 +176,36 @@ def test_steps_that_do_not_follow_from_each_other_are_told(tmp_path: Path) -> No
     upto_shards = assets[: assets.index("token_shards") + 1]
     assert small_corpus.materialize(recipe, home, *upto_shards).success
     built = Built(recipe=recipe, home=home, refs=small_corpus.recorded(recipe, home))
-    assert "Counts may not follow" not in report_of(built)[2]
+    before = report_of(built)[2]
+    assert "Counts may not follow" not in before
+    assert "made from others than shown" not in before
     small_corpus.write_rows(folder / "beta" / "b_001.parquet", [{"text": small_corpus.sentences(4_000)}])
     assert small_corpus.materialize(recipe, home, *upto_shards[:-1]).success
-    (told,) = [text for text in report_of(built)[1].texts if text.startswith("Counts may not follow from each other: ")]
+    _, parsed, page = report_of(built)
+    (told,) = [text for text in parsed.texts if text.startswith("Counts may not follow from each other: ")]
     assert "token_shards was made from another" in told
     assert "split_documents than is shown." in told
+    older = made_from_others(page)
+    assert [asset for asset, others in older.items() if others] == ["token_shards"]
+    assert f" {older['token_shards']} than is shown." in told
+
+
+def made_from_others(page: str) -> dict[str, str]:
+    """By asset, those of which other bytes are shown than it was made from."""
+    heading, *rows = shown(page, "Every asset, in the order of the flow")
+    place = heading.index("made from others than shown")
+    return {row[heading.index("asset")]: row[place] for row in rows}
+
+
+def test_an_asset_that_is_not_shown_is_none_that_others_do_not_follow_from(copy: Built) -> None:
+    (copy.folder("raw_row_groups") / MANIFEST_NAME).unlink()
+    page = report_of(copy)[2]
+    assert by_step(page)["read and used"]["left out here"] == "no longer whole: materialize it again"
+    assert by_step(page)["packed"]["documents"]
+    assert "Counts may not follow" not in page
+    assert "made from others than shown" not in page
+
+
+def test_every_reason_that_documents_have_is_said_in_words() -> None:
+    assert tuple(REMOVED) == clusters.REASONS[1:]
+    assert tuple(UNUSED) == split.REASONS[1:]

@@ -84,6 +84,12 @@ def table(text: str) -> Table:
     return Table(caption=text, columns=[text, "b", "c", "d"], rows=[cells], note=text)
 
 
+def turned_table(text: str) -> Table:
+    firsts = [text, Spelled(printable(text)), CutText(parts=[text, text])]
+    rows = [[first, text] for first in firsts]
+    return Table(caption=text, columns=[text, "b"], rows=rows, note=text, is_turned=True)
+
+
 def page_with(text: str) -> Page:
     """A page with the same text wherever one can be."""
     check = CheckEntry(
@@ -99,6 +105,7 @@ def page_with(text: str) -> Page:
     )
     blocks = (
         table(text),
+        turned_table(text),
         Picture(png=b"png", alternative=text),
         Drawing(svg=pack_svg([1], 2), alternative=text),
         Note(text=text),
@@ -117,7 +124,7 @@ def test_no_text_changes_the_page_around_it_and_each_comes_back(text: str) -> No
         [*page.texts, *(value for *_, value in page.attributes if value not in ("long", "short"))]
         for page in (plain, hostile)
     )
-    assert sum(MARK in one for one in shown) >= 25
+    assert sum(MARK in one for one in shown) >= 35
     for before, after in zip(shown, found, strict=True):
         if before == MARK or MARK not in before:
             assert naive_html.spelled_back(after) == before.replace(MARK, text)
@@ -189,11 +196,65 @@ def test_a_table_is_cut_and_says_so() -> None:
 
 def test_a_few_rows_of_many_columns_are_shown_as_columns() -> None:
     rows = [{"row_length": number, **{f"v_{place}": number * place for place in range(9)}} for number in (512, 1_024)]
-    turned = table_of("rows", rows)
-    assert list(turned.columns) == ["row length", "512", "1,024"]
+    turned = table_of("rows", rows).laid_out
+    assert list(turned.columns) == ["row length", 512, 1_024]
     assert [list(row) for row in turned.rows] == [[f"v {place}", 512 * place, 1_024 * place] for place in range(9)]
     for unturned in (rows * 3, [{name: row[name] for name in list(row)[:8]} for row in rows]):
-        assert len(table_of("rows", unturned).rows) == len(unturned)
+        assert len(table_of("rows", unturned).laid_out.rows) == len(unturned)
+
+
+MEASURES = {f"v_{place}": place for place in range(9)}
+
+
+def headings_of(html: str) -> list[str]:
+    """What the page's tables have above their columns, as it is written in the page."""
+    return re.findall(r'<th scope="col"[^>]*>(.*?)</th>', html)
+
+
+@pytest.mark.parametrize(
+    ("first", "heading"),
+    [
+        (1_024, "1,024"),
+        (True, "yes"),
+        (None, ""),
+        (bytes(32), "0" * 16),
+        ("C:\\", "C:\\\\"),
+        ("bell \x07", "bell \\x07"),
+        ("<b>", "&lt;b&gt;"),
+        (Spelled("bell \\x07"), "bell \\x07"),
+        (CutText(parts=["C:\\", "<b>"]), 'C:\\\\<b class="border">␟</b>&lt;b&gt;'),
+    ],
+)
+def test_a_cell_that_became_a_heading_is_shown_as_any_other(first: Any, heading: str) -> None:
+    turned = table_of("rows", [{"name": first, **MEASURES}])
+    assert headings_of(render(Page(title="t", summary=[], sections=[section_of(turned)]))) == ["name", heading]
+    kept = table_of("rows", [{"name": first}])
+    assert f">{heading}</td>" in render(Page(title="t", summary=[], sections=[section_of(kept)]))
+
+
+def test_a_turned_table_says_what_it_leaves_out_as_it_is_seen() -> None:
+    rows = [{str(column): row for column in range(42)} for row in range(7)]
+    assert table_of("rows", rows).note == "2 more columns are not shown."
+    turned = table_of("rows", rows, max_rows=2)
+    assert turned.note == "5 more columns are not shown. 2 more rows are not shown."
+    shown = turned.laid_out
+    assert (len(shown.columns), len(shown.rows)) == (1 + 2, 40 - 1)
+
+
+def test_a_turned_table_is_whole_where_others_are_shortened() -> None:
+    """It has as few rows as a table is shortened to, however many columns are drawn as rows."""
+    turned = table_of("few rows", [{"name": name, **MEASURES} for name in ("one", "other")])
+    long = table_of("many rows", [{"name": number, **MEASURES} for number in range(50)])
+    page = Page(title="t", summary=[], sections=[section_of(turned), section_of(long)])
+    html = render_within(page, max_bytes=len(render(page).encode()))
+    assert html.count("More rows are left out") == 1
+    assert html == render(replace(page, sections=[section_of(turned), section_of(shortened(long))]))
+    texts = naive_html.parse(html).texts
+    assert [texts.count(name.replace("_", " ")) for name in MEASURES] == [2] * len(MEASURES)
+
+
+def shortened(table: Table) -> Table:
+    return replace(table, rows=table.rows[:5], note="More rows are left out, to keep this page small.")
 
 
 def test_a_column_is_one_of_numbers_when_all_of_it_is() -> None:
