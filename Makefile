@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PORT ?= 3000
 BIN := .venv/bin
+TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 export CORPUSMILL_HOME ?= $(CURDIR)/.corpusmill
 export DAGSTER_HOME := $(abspath $(CORPUSMILL_HOME))/dagster
@@ -25,8 +26,8 @@ ui: env             ## Dagster's UI and daemon on the same home, one port, loopb
 	$(BIN)/python -m pipeline_assets instance
 	$(BIN)/dagster dev --workspace workspace.yaml --host 127.0.0.1 --port $(PORT)
 
-test: env-test      ## the tests, one process a core
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m "not desk"
+test: env-test      ## the tests, one process more than cores: some of them wait for servers
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not desk"
 
 test-desk: env-test ## the browser's longest tests: failures, re-execution, sensor, daemon
 	$(BIN)/python -m pytest -m desk tests/ui

@@ -31,7 +31,7 @@ POINTS = (
     "split_documents/plan/*",
     "_training/**/step_*",
 )
-LONGER_TRAINING = {"training.steps": 400, "training.eval_every": 400, "training.checkpoint_every": 10}
+LONGER_TRAINING = {"training.steps": 200, "training.eval_every": 200, "training.checkpoint_every": 10}
 
 
 @pytest.fixture(scope="module")
