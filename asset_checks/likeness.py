@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from asset_checks.columns import named
 from pipeline_assets.duplicates import EVIDENCE_NAME
 from pipeline_assets.signatures import minhash_params
-from pipeline_assets.stripes import Stage
+from pipeline_assets.stripes import Stage, number_in_words
 from resources.artifact_store import ArtifactRef
 
 MAX_UNLIKE_SHARE = 0.5  # of a pool's removed documents
@@ -33,9 +33,9 @@ class Likeness:
     def violations(self) -> list[str]:
         """The pools of which most removed documents are unlike."""
         return [
-            f"pool {name}: {count:,} of {self.removed[name]:,} removed documents are less than {self.limit:.3f} similar"
-            " to the one kept in their place, to which only others connect them; set or raise"
-            " dedup.verify_jaccard, or raise dedup.rows_per_band"
+            f"pool {name}: {count:,} of {number_in_words(self.removed[name], 'removed document')} less than"
+            f" {self.limit:.3f} similar to the one kept in their place; set or raise dedup.verify_jaccard, or raise"
+            " dedup.rows_per_band"
             for name, count in self.unlike.items()
             if count > MAX_UNLIKE_SHARE * self.removed[name]
         ]
@@ -78,7 +78,8 @@ def likeness_to_kept(stage: Stage, lsh_clusters: ArtifactRef) -> Likeness:
 def unlike_below(num_bands: int, rows_per_band: int) -> float:
     """The similarity below which two documents are unlike: half of (1/b)^(1/r), where the S-curve is steepest.
 
-    There a bucket is as good as never shared (Mining of Massive Datasets, 3.4.2).
+    With two documents alone a bucket is shared there at a chance of about 2^-r (Mining of Massive Datasets, 3.4.2): of
+    one in 256 with 8 rows. What is less similar was mostly connected through others.
 
     >>> unlike_below(num_bands=4, rows_per_band=2)
     0.25

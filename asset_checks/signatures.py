@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asset_checks.similarity import sampling_keys, shingle_hashes
-from asset_checks.verdicts import MAX_EXAMPLES, Verdict, counted, law, verdict_of
+from asset_checks.verdicts import MAX_EXAMPLES, Verdict, law, verdict_of
 from pipeline_assets.scurve import BINS_NAME, NUM_BINS, PAIRS_NAME, curve_of, curve_row
 from pipeline_assets.signatures import (
     DOC_IDS,
@@ -24,7 +24,7 @@ from pipeline_assets.signatures import (
     minhash_params,
 )
 from pipeline_assets.source import ROWS_NAME
-from pipeline_assets.stripes import Stage, units_in
+from pipeline_assets.stripes import Stage, number_in_words, units_in
 from pipeline_assets.transforms.minhash import MinHashParams
 from pipeline_assets.transforms.rows import doc_id_matrix
 from pipeline_assets.transforms.scurve import MAX_ERROR_DEVIATION, MAX_ERROR_Z, MAX_FALSE_ALARMS
@@ -58,9 +58,9 @@ def s_curve_matches_formula(stage: Stage, minhash_signatures: ArtifactRef) -> Ve
     outside = sum(not one["low"] <= one["predicted"] <= one["high"] for one in bins)
     return Verdict(
         expected=f"{expected}; of sound families, one of {1 / MAX_FALSE_ALARMS:,.0f} at most is taken for another",
-        found=f"{counted(len(violations), 'violation')}; {outside} of {len(bins)} 95 % intervals miss the curve, the"
-        f" farthest by {counts['max_abs_z']:.1f} standard errors (chance {counts['chance']:.1g} at most); signatures"
-        f" err by {counts['signature_error']:.4f}, expected {counts['expected_error']:.4f};"
+        found=f"{number_in_words(len(violations), 'violation')}; {outside} of {len(bins)} 95 % intervals miss the"
+        f" curve, the farthest by {counts['max_abs_z']:.1f} standard errors (chance {counts['chance']:.1g} at most);"
+        f" signatures err by {counts['signature_error']:.4f}, expected {counts['expected_error']:.4f};"
         f" {recount.num_pairs:,} planted pairs",
         num_violations=len(violations),
         examples=[{"violation": violation} for violation in violations[:MAX_EXAMPLES]] or [*map(curve_row, bins)],

@@ -24,6 +24,7 @@ from training_io.manifest import load_manifest
 from training_io.plan import Plan, load_plan
 from training_io.sampler import Sampler
 from training_io.segments import offsets_of
+from training_io.window_source import WindowSource
 from training_io.windows import WindowLoader
 
 if TYPE_CHECKING:
@@ -247,8 +248,6 @@ def _step_source(stage: Stage, plan: Plan, identity: str = "") -> "StepSource":
     windows = stage.recipe.training.windows
     if windows is None:
         return Sampler(plan)
-    from training_io.stream import WindowSource
-
     loader = WindowLoader(
         [plan.shards.path / name for name in plan.index.shard_files], windows.batch_size, windows.length
     )

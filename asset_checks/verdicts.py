@@ -20,7 +20,7 @@ from asset_checks.remembered import basis_of, forget, recall, remember
 from pipeline_assets.event_size import PAGES_FOLDER, within_event
 from pipeline_assets.references import run_ids_of, tag_revision
 from pipeline_assets.report import rows_metadata
-from pipeline_assets.stripes import Stage, merged_lineage, stage_of, time_in_words
+from pipeline_assets.stripes import Stage, merged_lineage, number_in_words, stage_of, time_in_words
 from pipeline_assets.verdict_records import (
     MAX_EXAMPLES,
     VERDICTS_FOLDER,
@@ -31,6 +31,7 @@ from pipeline_assets.verdict_records import (
     record_verdict,
 )
 from resources.artifact_store import ArtifactRef
+from training_io.hashing import identity_of
 from training_io.manifest import quarantine_reasons
 
 
@@ -60,19 +61,10 @@ def verdict_of(expected: str, violations: Sequence[str], found: str) -> Verdict:
     """A verdict from a list of violations in words: `found` describes what was looked at."""
     return Verdict(
         expected=expected,
-        found=f"{counted(len(violations), 'violation')} in {found}",
+        found=f"{number_in_words(len(violations), 'violation')} in {found}",
         num_violations=len(violations),
         examples=[{"violation": violation} for violation in violations[:MAX_EXAMPLES]],
     )
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things in words.
-
-    >>> counted(0, "violation"), counted(1, "violation"), counted(1_200, "violation")
-    ('0 violations', '1 violation', '1,200 violations')
-    """
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefinition:
@@ -122,7 +114,8 @@ def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefi
         record = bounded(_record(verdict, refs, holds_back))
         record_verdict(stage.store, ref, judge.__name__, record)
         stage.say(f"{judge.__name__}: {record.found} ({time_in_words(stage.clock() - started)})")
-        pages = stage.store.root / PAGES_FOLDER / judged / ref.identity / judge.__name__
+        said = identity_of(asdict(record))  # an earlier event's links stay true
+        pages = stage.store.root / PAGES_FOLDER / judged / ref.identity / judge.__name__ / said
         return _result(record, holds_back, verdict.counted_in, pages)
 
     return check

@@ -201,6 +201,15 @@ def progress_of(done: Sequence[ArtifactRef], total: int, seconds: float) -> str:
     return f"{len(done):,} of {total:,} units ({outcomes}), {held}{time_in_words(seconds)}{rate}{left}"
 
 
+def number_in_words(number: int, noun: str) -> str:
+    """A number of things, of which there may be one.
+
+    >>> number_in_words(0, "violation"), number_in_words(1, "violation"), number_in_words(1_200, "violation")
+    ('0 violations', '1 violation', '1,200 violations')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def time_in_words(seconds: float) -> str:
     """A time as a person says it.
 

@@ -15,7 +15,7 @@ from pipeline_assets.duplicates import EXAMPLES_NAME, EXCERPT_CHARACTERS, LARGES
 from pipeline_assets.floors import SHORTEST_NAME
 from pipeline_assets.quality_page import Block, CutText, Drawing, Note, Spelled, Table, table_of
 from pipeline_assets.splits import TABLE_NAME
-from pipeline_assets.stripes import Stage, units_in
+from pipeline_assets.stripes import Stage, number_in_words, units_in
 from pipeline_assets.tokenizer import open_tokenizer
 from pipeline_assets.transforms.drawings import attention_svg, pack_svg
 from resources.artifact_store import ArtifactRef
@@ -180,10 +180,10 @@ def drawn_packs(stage: Stage, packing_plan: ArtifactRef, tokenizer: ArtifactRef,
     emptiest = int(drawable[inputs[drawable].argmin()])
     for name, pack in (("fullest", fullest), ("emptiest", emptiest)):
         lengths = pack_lengths(plan, pack)
-        share, many = 100 * sum(lengths) / plan.capacity, "s" * (len(lengths) > 1)
+        share, segments = 100 * sum(lengths) / plan.capacity, number_in_words(len(lengths), "segment")
         yield Drawing(
             svg=pack_svg(lengths, plan.capacity),
-            alternative=f"The {name} pack of {split}, pack {pack:,}: {len(lengths):,} segment{many}, a block each,"
+            alternative=f"The {name} pack of {split}, pack {pack:,}: {segments}, a block each,"
             f" {sum(lengths):,} of {plan.capacity:,} tokens ({share:.1f} %)",
         )
     yield _contents(plan, encoder, fullest)

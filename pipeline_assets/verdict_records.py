@@ -23,7 +23,7 @@ MAX_EXAMPLES = 20
 MAX_TEXT_CHARACTERS = 1_000
 MAX_NAME_CHARACTERS = 80
 MAX_COLUMNS = 40  # of an example
-MAX_NUMBERS = 100  # of a verdict: one for each of 64 pools, and some
+MAX_NUMBERS = 150  # of a verdict: one for each of 64 pools in two stages, and some
 
 Outcome = Literal["passed", "failed", "warned", "crashed"]
 
@@ -114,15 +114,20 @@ def _is_number(value: Any) -> bool:
 
 
 def bounded(record: VerdictRecord) -> VerdictRecord:
-    """The record as it is stored and shown: texts cut, the first examples, and only numbers that are finite."""
-    kept = [(name, number) for name, number in record.numbers.items() if math.isfinite(number)][:MAX_NUMBERS]
+    """The record as it is stored and shown: texts cut, the first examples and numbers, and only finite ones.
+
+    The number `numbers_left_out` says how many were too many.
+    """
+    finite = [(clipped(name, MAX_NAME_CHARACTERS), one) for name, one in record.numbers.items() if math.isfinite(one)]
+    kept = finite if len(finite) <= MAX_NUMBERS else finite[: MAX_NUMBERS - 1]
+    left_out = {"numbers_left_out": len(finite) - len(kept)} if kept != finite else {}
     return replace(
         record,
         judged=dict(record.judged),
         expected=clipped(record.expected),
         found=clipped(record.found),
         examples=[_bounded_row(row) for row in record.examples[:MAX_EXAMPLES]],
-        numbers={clipped(name, MAX_NAME_CHARACTERS): number for name, number in kept},
+        numbers=dict(kept) | left_out,
     )
 
 

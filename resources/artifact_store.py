@@ -205,8 +205,10 @@ class ArtifactStore:
         """Hold an artifact, its units and its plans back: readers refuse them until the check passes or a rebuild."""
         for folder in self._with_units(ref):
             with locked(folder):
-                reasons = {**quarantine_reasons(folder), check: reason}
-                replace_file(folder / QUARANTINE_NAME, json.dumps(reasons, indent=1))
+                reasons, path = {**quarantine_reasons(folder), check: reason}, folder / QUARANTINE_NAME
+                if path.is_dir() and not path.is_symlink():  # it held the artifact back, and no file can replace it
+                    shutil.rmtree(path)
+                replace_file(path, json.dumps(reasons, indent=1))
 
     def lift(self, ref: ArtifactRef, check: str) -> None:
         """Take back what one check held against an artifact, its units and its plans."""

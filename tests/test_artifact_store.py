@@ -204,6 +204,18 @@ def sealed_with_units(store):
     return [*units, plan], materialize(store, lambda folder: {}, unit="-", inputs=inputs)
 
 
+def test_a_check_that_fails_says_so_even_where_something_else_holds_the_artifact_back(store):
+    ref = materialize(store)
+    marker = store.folder(ref) / QUARANTINE_NAME
+    marker.mkdir()
+    (marker / "file").touch()
+    store.quarantine(ref, "one", "first")
+    assert json.loads(marker.read_bytes()).keys() == {QUARANTINE_NAME, "one"}
+    store.lift(ref, "one")
+    with pytest.raises(FormatError, match="unreadable"):  # nobody lifts what nobody wrote
+        store.open(ref)
+
+
 def test_quarantine_covers_the_units_and_plans_of_a_sealed_artifact(store):
     units, whole = sealed_with_units(store)
     other = materialize(store, unit="unit-2")

@@ -24,7 +24,7 @@ SETTINGS = {
     "recipe": ("", ["sample", "fineweb-lab", "fineweb-edu", "mixture", "YAML", "CORPUSMILL_RECIPE"]),
     "home": ("", ["folder", "CORPUSMILL_HOME", ".corpusmill"]),
     "steps": (0, ["1 to 999,999,999", "training.steps"]),
-    "learning_rate": (0.0, ["above 0", "at most 1", "training.learning_rate"]),
+    "learning_rate": (0.0, ["above 0", "below 1", "training.learning_rate"]),
     "device": ("auto", ["auto", "cpu", "cuda", "cuda:<number>"]),
     "dtype": ("auto", ["auto", "float32", "bfloat16"]),
     "prefetch_depth": (3, ["1 to 16"]),
@@ -38,21 +38,20 @@ REFUSED = [
     (
         "learning_rate",
         -0.5,
-        "learning_rate: expected above 0 and at most 1, or 0 for the recipe's, found -0.5. Correct",
+        "learning_rate: expected above 0 and below 1, or 0 for the recipe's, found -0.5. Correct",
     ),
-    ("learning_rate", 1.5, "learning_rate: expected above 0 and at most 1, or 0 for the recipe's, found 1.5. Correct"),
-    ("learning_rate", float("nan"), "learning_rate: expected above 0 and at most 1, or 0 for the recipe's, found nan."),
+    ("learning_rate", 1.5, "learning_rate: expected above 0 and below 1, or 0 for the recipe's, found 1.5. Correct"),
+    ("learning_rate", float("nan"), "learning_rate: expected above 0 and below 1, or 0 for the recipe's, found nan."),
     (
         "learning_rate",
-        1.0000001,
-        "learning_rate: expected above 0 and at most 1, or 0 for the recipe's, found 1.0000001.",
+        1.0,
+        "learning_rate: expected above 0 and below 1, or 0 for the recipe's, found 1.0.",
     ),
     (
         "learning_rate",
         True,
-        "learning_rate: expected above 0 and at most 1, or 0 for the recipe's, found true. Correct",
+        "learning_rate: expected above 0 and below 1, or 0 for the recipe's, found 1.0. Correct",
     ),
-    ("learning_rate", False, "learning_rate: expected above 0 and at most 1, or 0 for the recipe's, found false."),
     ("device", "gpu", "gpu_io_manager.device: expected auto, cpu, cuda or cuda:<number>, found 'gpu'. Correct device"),
     (
         "dtype",
@@ -134,20 +133,20 @@ def test_dagster_refuses_a_truth_value_for_a_count(name: str, clean: Built) -> N
 def test_all_bad_values_of_a_launch_are_named_at_once(clean: Built) -> None:
     with pytest.raises(dg.DagsterInvalidDefinitionError) as refused:
         create_execution_plan(
-            over(clean).resolve_job_def("train"), {"steps": -5, "learning_rate": 7.0, "dtype": "int8"}
+            over(clean).resolve_job_def("train"), {"steps": -5, "learning_rate": True, "dtype": "int8"}
         )
     words = ("steps: expected", "learning_rate: expected", "dtype: expected")
     assert [word for word in words if word not in str(refused.value)] == []
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, value, _ in REFUSED if name in ("steps", "device")]
+    ("name", "value"), [(name, value) for name, value, _ in REFUSED if name in ("steps", "device") or value is True]
 )
 def test_the_assets_own_configuration_fails_once_in_the_same_words(name: str, value: Any, copy: Built) -> None:
     settings = {name: value}
     config: dict[str, Any] = (
         {"ops": {TRAINING: {"config": settings}}}
-        if name == "steps"
+        if name in ("steps", "learning_rate")
         else {"resources": {"gpu_io_manager": {"config": settings}}}
     )
     job = over(copy).resolve_implicit_global_asset_job_def()

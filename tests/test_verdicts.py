@@ -82,6 +82,7 @@ def test_examples_that_fit_are_shown_and_others_are_in_a_file(copy: Built) -> No
     assert [dict(record.data) for record in shown.metadata["examples"].records] == wide("x" * 160)
     filed, _, _ = executed(copy, Verdict(**some, examples=wide("漢" * 160)))
     path = Path(filed.metadata["examples"].path)
+    executed(copy, Verdict(**some, examples=wide("文" * 160)))  # of the same artifact, later: the link stays true
     assert path.is_relative_to(copy.home.resolve() / PAGES_FOLDER / "packing_plan")
     assert json.loads(path.read_bytes()) == wide("漢" * 160)
 
@@ -93,11 +94,19 @@ def test_the_event_says_what_the_record_says(copy: Built) -> None:
     evaluation, _, _ = executed(copy, verdict)
     record = read_verdict(copy.stage.store, copy.refs["packing_plan"], "a_law")
     assert record is not None
-    assert len(record.numbers) == 65  # one for each pool of the largest recipe
+    assert len(record.numbers) == 65
     assert {name: evaluation.metadata[name].value for name in numbers if name != "none"} == record.numbers
     assert "none" not in evaluation.metadata
     assert [dict(record.data) for record in evaluation.metadata["examples"].records] == record.examples
     assert evaluation.metadata["found"].value == evaluation.description == record.found
+
+
+def test_numbers_that_are_left_out_are_counted(copy: Built) -> None:
+    numbers = {f"stage_{number // 64}_pool_{number % 64}_tokens": number for number in range(3 * 64)}
+    evaluation, _, _ = executed(copy, Verdict(expected="e", found="f", num_violations=0, numbers=numbers))
+    shown = {name: entry.value for name, entry in evaluation.metadata.items() if name in numbers}
+    assert shown == {name: number for name, number in numbers.items() if number < 149}
+    assert evaluation.metadata["numbers_left_out"].value == 3 * 64 - 149
 
 
 @pytest.mark.parametrize(("number", "words"), [(0, "0 violations"), (1, "1 violation"), (1_200, "1,200 violations")])

@@ -1,7 +1,8 @@
 """Experiments: what a model computes on batches of the host, away from the training loop.
 
 In: a model of any dtype on any device, and batches as the host has them. Out: logits, loss and gradients. The promise:
-the model's weights stay as they are, and no gradient is left behind. Cost: a forward and a backward pass a batch.
+the model's weights stay as they are, and no gradient is left behind. Cost: a forward pass a batch, and a backward pass
+where gradients are asked for.
 """
 
 import warnings
@@ -29,7 +30,7 @@ class Pass:
     logits: Tensor  # [T, V]
 
 
-def computed(model: Model, batches: Iterable[PackedBatch]) -> Pass:
+def compute_step(model: Model, batches: Iterable[PackedBatch]) -> Pass:
     """Logits, loss and gradients of a step, without the training loop."""
     rows: list[Tensor] = []
 
@@ -43,11 +44,11 @@ def computed(model: Model, batches: Iterable[PackedBatch]) -> Pass:
             rows.append(logits_TV.detach())
         return loss
 
-    found = accumulated(model, batches, accumulate)
+    found = accumulate_step(model, batches, accumulate)
     return replace(found, logits=torch.cat(rows))
 
 
-def accumulated(model: Model, batches: Iterable[PackedBatch], accumulate: Accumulate) -> Pass:
+def accumulate_step(model: Model, batches: Iterable[PackedBatch], accumulate: Accumulate) -> Pass:
     """Loss and gradients of a step by a given way of adding them up; the logits are left out."""
     model.zero_grad()
     loss = accumulate(model, [on_device(batch, model) for batch in batches])
@@ -106,7 +107,7 @@ def on_device(batch: PackedBatch, model: Model) -> DeviceBatch:
 
 
 def on_host(batch: DeviceBatch) -> PackedBatch:
-    """A batch of the CPU's stream, back as arrays that share its memory."""
+    """A batch of the CPU's stream, back as arrays that share its memory; which documents it is of is not known."""
     lengths = np.diff(batch.cu_seqlens.numpy()).astype(np.int64)
     flat = end_to_end(batch.inputs.numpy(), batch.targets.numpy(), lengths, batch.step_targets)
-    return replace(flat, position_ids=batch.position_ids.numpy())
+    return replace(flat, position_ids=batch.position_ids.numpy(), epoch=batch.epoch, step=batch.step)

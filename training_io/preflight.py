@@ -27,8 +27,8 @@ from training_io.errors import FormatError, InvariantBroken
 from training_io.experiment import (
     Accumulate,
     Pass,
-    accumulated,
-    computed,
+    accumulate_step,
+    compute_step,
     eager_logits,
     logits_of,
     loss_of,
@@ -157,8 +157,8 @@ def no_token_sees_another(model: Model, batch: PackedBatch) -> list[str]:
 
 def packed_equals_separate(model: Model, batch: PackedBatch) -> list[str]:
     """In one flat batch the segments have the logits, loss and gradients that each has by itself."""
-    packed = computed(model, [batch])
-    separate = computed(model, [_alone(batch, start, end) for start, end in _segments(batch)])
+    packed = compute_step(model, [batch])
+    separate = compute_step(model, [_alone(batch, start, end) for start, end in _segments(batch)])
     return [
         *_unequal("logits", [packed.logits], [separate.logits]),
         *_unequal("loss", [packed.loss], [separate.loss]),
@@ -171,8 +171,8 @@ def padded_equals_packed(model: Model, batch: PackedBatch) -> list[str]:
 
     A loss that counts the padding must be another.
     """
-    packed, rows = computed(model, [batch]), in_padded_rows(batch, batch.max_seqlen)
-    ignored = computed(model, [rows])
+    packed, rows = compute_step(model, [batch]), in_padded_rows(batch, batch.max_seqlen)
+    ignored = compute_step(model, [rows])
     violations = [
         *_unequal("loss", [ignored.loss], [packed.loss]),
         *_unequal("gradients", ignored.gradients, packed.gradients),
@@ -180,7 +180,7 @@ def padded_equals_packed(model: Model, batch: PackedBatch) -> list[str]:
     if len(rows.inputs) > len(batch.inputs):
         is_ignored = rows.targets == IGNORED
         counted = replace(rows, targets=np.where(is_ignored, 0, rows.targets))
-        violations += _not_caught("a loss that counts padding", [computed(model, [counted]).loss], [packed.loss])
+        violations += _not_caught("a loss that counts padding", [compute_step(model, [counted]).loss], [packed.loss])
     return violations
 
 
@@ -224,7 +224,9 @@ def loss_knows_no_microbatches(model: Model, batch: PackedBatch, accumulate: Acc
     if not parts:
         return [f"expected segments that divide unevenly, found {len(batch.segment_doc):,}"]
     means = [replace(part, step_targets=len(parts) * part.num_targets) for part in parts]
-    whole, divided, averaged = (accumulated(model, step, accumulate or _loops_own) for step in ([batch], parts, means))
+    whole, divided, averaged = (
+        accumulate_step(model, step, accumulate or _loops_own) for step in ([batch], parts, means)
+    )
     return [
         *_unequal("loss", [divided.loss], [whole.loss]),
         *_unequal("gradients", divided.gradients, whole.gradients),
@@ -248,7 +250,7 @@ def backends_agree(model: Model, batch: PackedBatch, device: torch.device, backe
     On the CPU within rounding, gradients of those in backends_with_gradients. On CUDA in bfloat16 they are at most
     twice as far from it as sdpa is in bfloat16, and segments of one token have finite logits and gradients.
     """
-    exact = computed(with_backend(model, "sdpa", torch.device("cpu"), torch.float64, exact=True), [batch])
+    exact = compute_step(with_backend(model, "sdpa", torch.device("cpu"), torch.float64, exact=True), [batch])
     if device.type == "cuda":
         return _halves_agree(model, batch, device, backends, exact)
     violations: list[str] = []
@@ -256,7 +258,7 @@ def backends_agree(model: Model, batch: PackedBatch, device: torch.device, backe
         copy = with_backend(model, backend, device, torch.float64)
         violations += _unequal(f"{backend}: logits", [eager_logits(copy, batch)], [exact.logits])
         if backend in backends_with_gradients(device):
-            violations += _unequal(f"{backend}: gradients", computed(copy, [batch]).gradients, exact.gradients)
+            violations += _unequal(f"{backend}: gradients", compute_step(copy, [batch]).gradients, exact.gradients)
     return violations
 
 
@@ -322,14 +324,14 @@ def _halves_agree(
     model: Model, batch: PackedBatch, device: torch.device, backends: Sequence[str], exact: Pass
 ) -> list[str]:
     models = {name: with_backend(model, name, device, torch.bfloat16) for name in ("sdpa", *backends)}
-    found = {name: computed(copy, [batch]) for name, copy in models.items()}
+    found = {name: compute_step(copy, [batch]) for name, copy in models.items()}
     errors = {
         "logits": {name: _rms_difference([own.logits], [exact.logits]) for name, own in found.items()},
         "gradients": {name: _rms_difference(own.gradients, exact.gradients) for name, own in found.items()},
     }
     ones = replace(batch, position_ids=np.zeros_like(batch.position_ids), max_seqlen=1)
     ones = replace(ones, cu_seqlens=np.arange(len(batch.inputs) + 1, dtype=np.int32))
-    alone = {name: computed(copy, [ones]) for name, copy in models.items()}
+    alone = {name: compute_step(copy, [ones]) for name, copy in models.items()}
     return [
         *(
             f"{name}: expected bfloat16 {what} within {2 * of['sdpa']:.3g} of the reference, found {error:.3g}"
