@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from pipeline_assets.pictures import bar_picture, histogram_picture, line_picture, scatter_picture
 from pipeline_assets.report import files_metadata, pictures_metadata, shown_table
+from pipeline_assets.stored_batches import TABLES_NAME
 from pipeline_assets.transforms.utilisation import (
     ConcatenatedLayout,
     Layout,
@@ -27,7 +28,6 @@ from resources.tables import read_json, write_json
 from training_io.packing import STRATEGIES, STREAMING, pack
 from training_io.plan import Plan
 
-TABLES_NAME = "stats.json"
 PICTURES = {
     "utilisation": "utilisation by layout",
     "waste_and_displacement": "waste against displacement, by strategy",

@@ -28,7 +28,7 @@ NATS = "nats a token"
 FILTERED = "where the recipe has reading.filters"
 FETCHED = "where the source is not local"
 VERIFIED = "where the recipe has dedup.verify_jaccard"
-VALIDATED = "where the split has packs"
+VALIDATED = "where the validation split has packs"
 
 OF_ALL: Measures = {
     "bytes": Measure("bytes", "Size of the files; one that is linked from a part counts once"),

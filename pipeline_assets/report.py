@@ -15,6 +15,7 @@ import pyarrow as pa
 from pipeline_assets.columns import LINEAGE, STORED, rows_of
 from pipeline_assets.recipe import own_parameters
 from pipeline_assets.schemas import Contract
+from pipeline_assets.stored import spread_places
 from pipeline_assets.stripes import Stage
 from resources.artifact_store import ArtifactRef
 
@@ -111,13 +112,12 @@ def shown_table(
 
 
 def spread_rows(table: pa.Table, most: int) -> list[dict[str, Any]]:
-    """At most so many rows of an ordered table, from all over it.
+    """At most so many rows of an ordered table, from all over it, the first and the last among them.
 
     >>> [row["n"] for row in spread_rows(pa.table({"n": range(50)}), most=4)]
-    [0, 13, 26, 39]
+    [0, 16, 32, 49]
     """
-    step = max(1, -(-table.num_rows // most))
-    return table.take(pa.array(range(0, table.num_rows, step), pa.int64())).to_pylist()
+    return table.take(pa.array(spread_places(table.num_rows, most), pa.int64())).to_pylist()
 
 
 def rounded(value: Any) -> Any:

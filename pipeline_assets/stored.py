@@ -5,7 +5,7 @@ or a JSON type: `uint8[n, 32]` has one entry a row of the asset, other letters c
 cost: a few headers and rows of an array; a JSON file is read whole by who reads it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from pipeline_assets.stripes import SAMPLE_ROWS, Stage
+from pipeline_assets.transforms.split import SPLITS
 from resources.artifact_store import ArtifactRef
 from resources.tables import read_array
 
 SHOWN_VALUES = 8  # of a row of an array
-TRAIN_FIRST = "train"
 
 Row = dict[str, Any]
 
@@ -26,8 +26,7 @@ Row = dict[str, Any]
 class StoredColumn:
     """One array, JSON field or file of an asset's artifact or units.
 
-    `file` is a pattern below their folder; `key` leads to the field of a JSON file, `[]` from a list to its elements
-    and `{}` from an object to its values.
+    `file` is a pattern below their folder; `key` leads to the field of a JSON file, `[]` from a list to its elements.
     """
 
     name: str
@@ -58,12 +57,14 @@ class StoredAsset:
     rows: Callable[[Stage, ArtifactRef, Sequence[ArtifactRef]], StoredRows]
 
 
-def array(name: str, type: str, description: str, file: str = "", unit: str = "") -> StoredColumn:
+def describe_array(name: str, kind: str, description: str, file: str = "", unit: str = "") -> StoredColumn:
     """A column that is one array, `<name>.npy` where no file is given."""
-    return StoredColumn(name=name, type=type, description=description, file=file or f"{name}.npy", unit=unit)
+    return StoredColumn(name=name, type=kind, description=description, file=file or f"{name}.npy", unit=unit)
 
 
-def fields(file: str, prefix: str, described: Mapping[str, tuple[str, ...]], parent: str = "") -> list[StoredColumn]:
+def describe_fields(
+    file: str, prefix: str, described: Mapping[str, tuple[str, ...]], parent: str = ""
+) -> list[StoredColumn]:
     """Fields of one JSON file: each a type, a description and, where it has one, a unit."""
     return [
         StoredColumn(
@@ -78,7 +79,7 @@ def fields(file: str, prefix: str, described: Mapping[str, tuple[str, ...]], par
     ]
 
 
-def shown(values: Any) -> Any:
+def show_values(values: Any) -> Any:
     """A row's entry as one printable cell: raw bytes, a number, or the first of several numbers."""
     if isinstance(values, np.ndarray) and values.dtype == np.uint8:
         return values.tobytes()
@@ -88,22 +89,32 @@ def shown(values: Any) -> Any:
     return values.item() if isinstance(values, np.generic) else values
 
 
-def first_rows(folder: Path, names: Sequence[str]) -> list[Row]:
+def read_array_rows(folder: Path, names: Sequence[str]) -> list[Row]:
     """The first rows of arrays of equal length, `<name>.npy` each."""
     arrays = [read_array(folder / f"{name}.npy")[:SAMPLE_ROWS] for name in names]
-    return [dict(zip(names, map(shown, row), strict=True)) for row in zip(*arrays, strict=True)]
+    return [dict(zip(names, map(show_values, row), strict=True)) for row in zip(*arrays, strict=True)]
 
 
-def filled(refs: Sequence[ArtifactRef]) -> ArtifactRef:
+def find_unit_with_documents(refs: Sequence[ArtifactRef]) -> ArtifactRef:
     """The first unit that holds a document; an asset without any is never sealed."""
     return next(ref for ref in refs if ref.counts.get("documents"))
 
 
-def splits_holding(counts: Mapping[str, Mapping[str, Any]], counted: str) -> Iterator[str]:
+def find_splits(counts: Mapping[str, Mapping[str, Any]], counted: str) -> list[str]:
     """Splits that hold any of what is counted, training first."""
-    return (name for name in sorted(counts, key=lambda name: (name != TRAIN_FIRST, name)) if counts[name][counted])
+    return [name for name in SPLITS if name in counts and counts[name][counted]]
 
 
-def listed(rows: Sequence[Row]) -> StoredRows:
+def sample_rows(rows: Sequence[Row]) -> StoredRows:
     """Rows that are all in memory, and the first of them."""
     return StoredRows(num_rows=len(rows), sample=rows[:SAMPLE_ROWS])
+
+
+def spread_places(num_rows: int, most: int) -> list[int]:
+    """At most so many (2 or more) of so many places, from all over them: the first and the last are among them.
+
+    >>> spread_places(21, most=5), spread_places(3, most=5), spread_places(0, most=5)
+    ([0, 5, 10, 15, 20], [0, 1, 2], [])
+    """
+    places: list[int] = np.linspace(0, num_rows - 1, min(num_rows, most)).astype(np.int64).tolist()
+    return places

@@ -9,46 +9,46 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pipeline_assets.stored import (
     Row,
     StoredAsset,
     StoredColumn,
     StoredRows,
-    array,
-    fields,
-    listed,
-    shown,
-    splits_holding,
+    describe_array,
+    describe_fields,
+    find_splits,
+    sample_rows,
+    show_values,
+    spread_places,
 )
-from pipeline_assets.stored_documents import TOKENIZER_FILE, index_columns, index_rows
+from pipeline_assets.stored_documents import describe_index, read_index_rows
 from pipeline_assets.stripes import SAMPLE_ROWS
 from resources.tables import read_array, read_json
+from training_io.handoff import PACKAGE_NAME, TOKENIZER_NAME
 
 PLAN_DTYPE = "uint32|int64"  # the wider one where the narrow one does not do
 PLAN = StoredAsset(
     columns=(
-        array(
+        describe_array(
             "targets",
             f"{PLAN_DTYPE}[n]",
             "Tokens of the pack that are predicted, with a loss",
             "*/pack_targets.npy",
             "tokens",
         ),
-        array(
+        describe_array(
             "sum_squares",
             f"{PLAN_DTYPE}[n]",
             "Sum of the squared lengths of the pack's segments: the work of attention",
             "*/pack_sum_squares.npy",
         ),
-        array(
+        describe_array(
             "offsets",
             f"{PLAN_DTYPE}[n + 1]",
             "Where each pack's segments begin in `order`, and where the last one's end",
             "*/pack_offsets.npy",
         ),
-        array("order", f"{PLAN_DTYPE}[s]", "Numbers of all segments, pack after pack", "*/order.npy"),
+        describe_array("order", f"{PLAN_DTYPE}[s]", "Numbers of all segments, pack after pack", "*/order.npy"),
         StoredColumn(
             name="schedule",
             type=f"{PLAN_DTYPE}[k]",
@@ -56,7 +56,7 @@ PLAN = StoredAsset(
             file="*/schedule.npy",
             is_optional=True,
         ),
-        *fields(
+        *describe_fields(
             "*/plan.json",
             "plan.",
             {
@@ -85,7 +85,7 @@ PLAN = StoredAsset(
                 "tokenizer_fingerprint": ("string", "SHA-256 of the canonical form of the tokenizer"),
             },
         ),
-        *fields(
+        *describe_fields(
             "*/snapshots.json",
             "snapshots.",
             {
@@ -98,7 +98,7 @@ PLAN = StoredAsset(
         num_rows=ref.counts["packs"],
         sample=[
             row
-            for split in itertools.islice(splits_holding(ref.counts["splits"], "packs"), 1)
+            for split in find_splits(ref.counts["splits"], "packs")[:1]
             for row in _pack_rows(stage.folder(ref) / split)
         ],
     ),
@@ -112,7 +112,7 @@ def _pack_rows(folder: Path) -> list[Row]:
         {
             "split": folder.name,
             "pack": pack,
-            "segments": shown(order[start:end]),
+            "segments": show_values(order[start:end]),
             "targets": int(targets[pack]),
             "sum_squares": int(squares[pack]),
         }
@@ -120,11 +120,11 @@ def _pack_rows(folder: Path) -> list[Row]:
     ]
 
 
-STATS_FILE = "stats.json"
+TABLES_NAME = "stats.json"
 STATS = StoredAsset(
     columns=(
-        *fields(
-            STATS_FILE,
+        *describe_fields(
+            TABLES_NAME,
             "",
             {
                 "layout": ("string", "How documents are laid into rows"),
@@ -143,8 +143,8 @@ STATS = StoredAsset(
             },
             "all_layouts[].",
         ),
-        *fields(
-            STATS_FILE,
+        *describe_fields(
+            TABLES_NAME,
             "",
             {
                 "layouts": ("array", "The rows of all_layouts at the plan's own limits"),
@@ -159,15 +159,14 @@ STATS = StoredAsset(
             },
         ),
     ),
-    rows=lambda stage, ref, parts: listed(read_json(stage.folder(ref) / STATS_FILE)["all_layouts"]),
+    rows=lambda stage, ref, parts: sample_rows(read_json(stage.folder(ref) / TABLES_NAME)["all_layouts"]),
 )
 
-PACKAGE_FILE = "package.json"
 PACKAGE = StoredAsset(
     columns=(
-        *index_columns("token_shards/*/*/"),
-        *fields(
-            PACKAGE_FILE,
+        *describe_index("token_shards/*/*/"),
+        *describe_fields(
+            PACKAGE_NAME,
             "",
             {
                 "format": ("string", "Format of the package"),
@@ -184,7 +183,7 @@ PACKAGE = StoredAsset(
                 "self_test": ("object", "Small documents and their token ids"),
             },
         ),
-        StoredColumn(name="tokenizer_file", type="file", description="The tokenizer", file=TOKENIZER_FILE),
+        StoredColumn(name="tokenizer_file", type="file", description="The tokenizer", file=TOKENIZER_NAME),
         StoredColumn(
             name="packing_plan", type="file", description="The plans of all splits", file="packing_plan/*/*/*/*"
         ),
@@ -199,16 +198,16 @@ PACKAGE = StoredAsset(
 
 
 def _package_rows(folder: Path) -> list[Row]:
-    data = read_json(folder / PACKAGE_FILE)["data"]
-    split = next(splits_holding(data["splits"], "documents"))
-    return index_rows((folder / data["document_ids"][split]).parents[1], split)
+    data = read_json(folder / PACKAGE_NAME)["data"]
+    split = find_splits(data["splits"], "documents")[0]
+    return read_index_rows((folder / data["document_ids"][split]).parents[1], split)
 
 
-CURVES_FILE = "curves.json"
+CURVES_NAME = "curves.json"
 TRAINING = StoredAsset(
     columns=(
-        *fields(
-            CURVES_FILE,
+        *describe_fields(
+            CURVES_NAME,
             "",
             {
                 "train": ("array", "Loss of each step, summed cross-entropy over its targets", "nats"),
@@ -217,7 +216,7 @@ TRAINING = StoredAsset(
                 "validation_by_pool": ("object", "The same by pool", "nats"),
             },
         ),
-        *fields(
+        *describe_fields(
             "checkpoint/checkpoint.json",
             "checkpoint.",
             {
@@ -235,21 +234,20 @@ TRAINING = StoredAsset(
             file="checkpoint/state.pt",
         ),
     ),
-    rows=lambda stage, ref, parts: _steps(read_json(stage.folder(ref) / CURVES_FILE)),
+    rows=lambda stage, ref, parts: _steps(read_json(stage.folder(ref) / CURVES_NAME)),
 )
 
 
 def _steps(curves: Mapping[str, Any]) -> StoredRows:
     losses, norms, held_out = curves["train"], curves["gradient_norms"], dict(curves["validation"])
-    places = np.unique(np.linspace(1, len(losses), SAMPLE_ROWS).astype(np.int64)).tolist()
     sample = [
-        {"step": step, "train": losses[step - 1], "gradient_norms": norms[step - 1], "validation": held_out.get(step)}
-        for step in places
+        {"step": at + 1, "train": losses[at], "gradient_norms": norms[at], "validation": held_out.get(at + 1)}
+        for at in spread_places(len(losses), SAMPLE_ROWS)
     ]
     return StoredRows(num_rows=len(losses), sample=sample)
 
 
-VERDICTS_FILE = "report.json"
+PAGE_NAME, FACTS_NAME = "report.html", "report.json"
 QUALITY = StoredAsset(
     columns=(
         StoredColumn(
@@ -257,15 +255,15 @@ QUALITY = StoredAsset(
             type="object",
             description="By the name of a check what it last said of the present bytes: passed, warned, failed, or not"
             " counted",
-            file=VERDICTS_FILE,
+            file=FACTS_NAME,
         ),
-        StoredColumn(name="page", type="file", description="The page itself, to be opened", file="report.html"),
+        StoredColumn(name="page", type="file", description="The page itself, to be opened", file=PAGE_NAME),
     ),
-    rows=lambda stage, ref, parts: _outcomes(read_json(stage.folder(ref) / VERDICTS_FILE)),
+    rows=lambda stage, ref, parts: _outcomes(read_json(stage.folder(ref) / FACTS_NAME)),
 )
 
 
 def _outcomes(outcomes: Mapping[str, str]) -> StoredRows:
     """What did not pass comes first."""
     ordered = sorted(outcomes.items(), key=lambda entry: entry[1] == "passed")
-    return listed([{"check": check, "outcome": outcome} for check, outcome in ordered])
+    return sample_rows([{"check": check, "outcome": outcome} for check, outcome in ordered])

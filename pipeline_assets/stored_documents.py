@@ -13,69 +13,81 @@ from pipeline_assets.stored import (
     StoredAsset,
     StoredColumn,
     StoredRows,
-    array,
-    fields,
-    filled,
-    first_rows,
-    listed,
-    shown,
-    splits_holding,
+    describe_array,
+    describe_fields,
+    find_splits,
+    find_unit_with_documents,
+    read_array_rows,
+    sample_rows,
+    show_values,
+    spread_places,
 )
 from pipeline_assets.stripes import SAMPLE_ROWS
 from pipeline_assets.transforms.lookup import printable
 from resources.tables import read_array, read_json
+from training_io.handoff import TOKENIZER_NAME
 
 SIGNATURES = StoredAsset(
     columns=(
-        array("doc_id", "uint8[n, 32]", "SHA-256 of the text's UTF-8 bytes"),
-        array(
+        describe_array("doc_id", "uint8[n, 32]", "SHA-256 of the text's UTF-8 bytes"),
+        describe_array(
             "signatures",
             "uint32[n, num_perm]",
             "MinHash values of the document's shingles, bands × rows a band of them; all bits set where it has no word",
         ),
-        array("text_bytes", "int64[n]", "UTF-8 bytes of the text", unit="bytes"),
-        array("band_keys", "uint64[k]", "Keys of the bands of all documents that have a word, sorted by value"),
-        array("band_rows", "uint32[k]", "The document of each band key, by its place in the unit", unit="rows"),
+        describe_array("text_bytes", "int64[n]", "UTF-8 bytes of the text", unit="bytes"),
+        describe_array(
+            "band_keys", "uint64[k]", "Keys of the bands of all documents that have a word, sorted by value"
+        ),
+        describe_array(
+            "band_rows", "uint32[k]", "The document of each band key, by its place in the unit", unit="rows"
+        ),
     ),
     rows=lambda stage, ref, parts: StoredRows(
         num_rows=ref.counts["documents"],
-        sample=first_rows(stage.folder(filled(parts)), ["doc_id", "signatures", "text_bytes"]),
+        sample=read_array_rows(stage.folder(find_unit_with_documents(parts)), ["doc_id", "signatures", "text_bytes"]),
     ),
 )
 
 
 TOKENS = StoredAsset(
     columns=(
-        array("doc_id", "uint8[n, 32]", "SHA-256 of the text's UTF-8 bytes"),
-        array("tokens", "uint16|uint32[t]", "Token ids, document after document, each with its EOS", unit="tokens"),
-        array("length", "int64[n]", "Tokens of the document, the end-of-document token included", unit="tokens"),
-        array("row", "int64[n]", "Place of the document among its raw unit's rows", unit="rows"),
-        array("place", "int64[n, 2]", "Source coordinate within the file: row group, and row within it"),
+        describe_array("doc_id", "uint8[n, 32]", "SHA-256 of the text's UTF-8 bytes"),
+        describe_array(
+            "tokens", "uint16|uint32[t]", "Token ids, document after document, each with its EOS", unit="tokens"
+        ),
+        describe_array(
+            "length", "int64[n]", "Tokens of the document, the end-of-document token included", unit="tokens"
+        ),
+        describe_array("row", "int64[n]", "Place of the document among its raw unit's rows", unit="rows"),
+        describe_array("place", "int64[n, 2]", "Source coordinate within the file: row group, and row within it"),
     ),
     rows=lambda stage, ref, parts: StoredRows(
-        num_rows=ref.counts["documents"], sample=_token_rows(stage.folder(filled(parts)))
+        num_rows=ref.counts["documents"], sample=_token_rows(stage.folder(find_unit_with_documents(parts)))
     ),
 )
 
 
 def _token_rows(folder: Path) -> list[Row]:
-    rows = first_rows(folder, ["doc_id", "length", "row", "place"])
+    rows = read_array_rows(folder, ["doc_id", "length", "row", "place"])
     tokens, ends = read_array(folder / "tokens.npy"), np.cumsum([0, *(row["length"] for row in rows)])
-    return [row | {"tokens": shown(tokens[end - row["length"] : end])} for row, end in zip(rows, ends[1:], strict=True)]
+    return [
+        row | {"tokens": show_values(tokens[end - row["length"] : end])}
+        for row, end in zip(rows, ends[1:], strict=True)
+    ]
 
 
-TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER = StoredAsset(
     columns=(
         StoredColumn(
             name="vocabulary",
             type="object|array",
             description="Each token, as the model spells it, with its id; or, in the order of ids, with its score",
-            file=TOKENIZER_FILE,
+            file=TOKENIZER_NAME,
             key="model.vocab",
         ),
-        *fields(
-            TOKENIZER_FILE,
+        *describe_fields(
+            TOKENIZER_NAME,
             "",
             {
                 "version": ("string", "Version of the file's format"),
@@ -90,25 +102,25 @@ TOKENIZER = StoredAsset(
             },
         ),
     ),
-    rows=lambda stage, ref, parts: vocabulary_rows(stage.folder(ref) / TOKENIZER_FILE),
+    rows=lambda stage, ref, parts: sample_vocabulary(stage.folder(ref) / TOKENIZER_NAME),
 )
 
 
-def vocabulary_rows(path: Path) -> StoredRows:
+def sample_vocabulary(path: Path) -> StoredRows:
     """The model's own vocabulary in a tokenizer.json, and entries of it from the first id to the last."""
     vocabulary = read_json(path)["model"]["vocab"]
     pairs = vocabulary.items() if isinstance(vocabulary, dict) else ((one[0], at) for at, one in enumerate(vocabulary))
     by_id = sorted((number, token) for token, number in pairs)
-    places = np.unique(np.linspace(0, len(by_id) - 1, SAMPLE_ROWS).astype(np.int64)).tolist()
-    sample = [{"token": printable(by_id[place][1]), "id": by_id[place][0]} for place in places]
+    spread = [by_id[place] for place in spread_places(len(by_id), SAMPLE_ROWS)]
+    sample = [{"token": printable(token), "id": number} for number, token in spread]
     return StoredRows(num_rows=len(by_id), sample=sample)
 
 
-TOKENIZER_REPORT_FILE = "report.json"
+REPORT_NAME = "report.json"
 TOKENIZER_REPORT = StoredAsset(
     columns=(
-        *fields(
-            TOKENIZER_REPORT_FILE,
+        *describe_fields(
+            REPORT_NAME,
             "",
             {
                 "tokenizer": ("string", "The recipe's name of it, `chosen` for the one in use"),
@@ -127,8 +139,8 @@ TOKENIZER_REPORT = StoredAsset(
             },
             "tokenizers[].",
         ),
-        *fields(
-            TOKENIZER_REPORT_FILE,
+        *describe_fields(
+            REPORT_NAME,
             "",
             {
                 "pools": ("array", "One row a tokenizer and pool: documents, bytes, tokens, round trips, lengths"),
@@ -136,27 +148,31 @@ TOKENIZER_REPORT = StoredAsset(
             },
         ),
     ),
-    rows=lambda stage, ref, parts: listed(read_json(stage.folder(ref) / TOKENIZER_REPORT_FILE)["tokenizers"]),
+    rows=lambda stage, ref, parts: sample_rows(read_json(stage.folder(ref) / REPORT_NAME)["tokenizers"]),
 )
 
 
-def index_columns(folder: str) -> tuple[StoredColumn, ...]:
+def describe_index(folder: str) -> tuple[StoredColumn, ...]:
     """The document index of each split, and the shards beside it."""
     index = f"{folder}*_index/"
     return (
-        array("doc_id", "uint8[n, 32]", "SHA-256 of the text's UTF-8 bytes", f"{index}doc_id.npy"),
-        array("pool", "uint16[n]", "Pool of the document, by its place in index.pools", f"{index}pool.npy"),
-        array("shard", "int32[n]", "Shard that holds it, by its place in index.shards", f"{index}shard.npy"),
-        array("offset", "int64[n]", "Its first token, counted from the shard's first", f"{index}offset.npy", "tokens"),
-        array("length", "int64[n]", "Its tokens, the end-of-document token included", f"{index}length.npy", "tokens"),
-        array(
+        describe_array("doc_id", "uint8[n, 32]", "SHA-256 of the text's UTF-8 bytes", f"{index}doc_id.npy"),
+        describe_array("pool", "uint16[n]", "Pool of the document, by its place in index.pools", f"{index}pool.npy"),
+        describe_array("shard", "int32[n]", "Shard that holds it, by its place in index.shards", f"{index}shard.npy"),
+        describe_array(
+            "offset", "int64[n]", "Its first token, counted from the shard's first", f"{index}offset.npy", "tokens"
+        ),
+        describe_array(
+            "length", "int64[n]", "Its tokens, the end-of-document token included", f"{index}length.npy", "tokens"
+        ),
+        describe_array(
             "tokens",
             "uint16|uint32[t]",
             "Token ids of the shard, behind a header of 256 int32: magic, version, t, and zeros",
             f"{folder}*.bin",
             "tokens",
         ),
-        *fields(
+        *describe_fields(
             f"{index}index.json",
             "index.",
             {
@@ -175,14 +191,15 @@ def index_columns(folder: str) -> tuple[StoredColumn, ...]:
 
 
 SHARDS = StoredAsset(
-    columns=index_columns(""),
+    columns=describe_index(""),
     rows=lambda stage, ref, parts: StoredRows(
         num_rows=ref.counts["documents"],
-        sample=index_rows(stage.folder(ref), next(splits_holding(ref.counts["splits"], "documents"))),
+        sample=read_index_rows(stage.folder(ref), find_splits(ref.counts["splits"], "documents")[0]),
     ),
 )
 
 
-def index_rows(folder: Path, split: str) -> list[Row]:
-    rows = first_rows(folder / f"{split}_index", ["doc_id", "pool", "shard", "offset", "length"])
+def read_index_rows(folder: Path, split: str) -> list[Row]:
+    """The first documents of a split's index, each with its split."""
+    rows = read_array_rows(folder / f"{split}_index", ["doc_id", "pool", "shard", "offset", "length"])
     return [{"split": split} | row for row in rows]

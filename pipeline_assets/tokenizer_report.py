@@ -19,6 +19,7 @@ from pipeline_assets.recipe import CHOSEN, own_parameters
 from pipeline_assets.report import asset_metadata, pictures_metadata, shown_table
 from pipeline_assets.schemas import ROWS_NAME
 from pipeline_assets.source import pool_names
+from pipeline_assets.stored_documents import REPORT_NAME
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized, units_in
 from pipeline_assets.tokenizer import given_file, given_tokenizer, open_tokenizer
 from pipeline_assets.tokens import DOC_IDS, ROWS
@@ -38,7 +39,7 @@ from resources.tokenizer import Tokenizer
 from training_io.hashing import derive_seed, sha256_file
 
 REPORT_VERSION = 2
-REPORT_NAME, PICTURE_NAME = "report.json", "bytes_a_token.png"
+PICTURE_NAME = "bytes_a_token.png"
 PICTURED_POOLS, MAX_BARS = 8, 32  # more are too many to look at
 
 Measures = Mapping[str, TextMeasure]  # by pool

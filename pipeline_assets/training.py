@@ -19,6 +19,7 @@ from pipeline_assets.pictures import line_picture
 from pipeline_assets.recipe import parameters_that_matter
 from pipeline_assets.references import Pipeline
 from pipeline_assets.report import asset_metadata, files_metadata, pictures_metadata
+from pipeline_assets.stored_batches import CURVES_NAME
 from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
 from pipeline_assets.transforms.utilisation import padded, padding_hours
 from resources.artifact_store import WHOLE, ArtifactRef, locked
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 TRAINING_VERSION = 4
 UNFINISHED_FOLDER = "_training"
-CURVES_NAME = "curves.json"
 PICTURES = {"loss_curve": "loss by step", "gradient_norms": "gradient norm by step"}
 SPEED = {"speed": "tokens a second by step"}  # measured, so beside the run's other files and not in the artifact
 CHECKPOINTS_FOLDER = "checkpoints"

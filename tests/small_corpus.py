@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -239,6 +239,7 @@ class Built:
     home: Path
     refs: Mapping[str, ArtifactRef]
     result: dg.ExecuteInProcessResult | None = None
+    pages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what `build` would have shown
 
     @property
     def stage(self) -> Stage:
@@ -370,9 +371,10 @@ def build(recipe: Path, home: Path, upto: str = "handoff_package") -> Built:
     """Every data asset by its stage's own functions, without Dagster."""
     stage = open_stage(recipe, home)
     refs: dict[str, ArtifactRef] = {}
+    pages: dict[str, Mapping[str, Any]] = {}
 
     def finish(sealed: Sealed) -> bool:
-        refs[sealed.ref.asset] = sealed.ref
+        refs[sealed.ref.asset], pages[sealed.ref.asset] = sealed.ref, sealed.metadata
         stage.pipeline.record(sealed.ref, "built")
         return sealed.ref.asset == upto
 
@@ -409,7 +411,7 @@ def build(recipe: Path, home: Path, upto: str = "handoff_package") -> Built:
         lambda: whole(handoff.build_package, f"{raw} split_documents tokenizer token_shards packing_plan"),
     ]
     any(step() for step in steps)
-    return Built(recipe=recipe, home=home, refs=refs)
+    return Built(recipe=recipe, home=home, refs=refs, pages=pages)
 
 
 @cache

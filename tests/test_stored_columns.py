@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import small_corpus
+from hypothesis import example, given
+from hypothesis import strategies as st
 from small_corpus import Built
 
 from pipeline_assets.columns import LINEAGE, STORED
 from pipeline_assets.recipe import STAGES, UPSTREAM
-from pipeline_assets.stored import StoredColumn
-from pipeline_assets.stored_documents import vocabulary_rows
+from pipeline_assets.report import spread_rows
+from pipeline_assets.stored import StoredColumn, find_splits
+from pipeline_assets.stored_batches import TRAINING
+from pipeline_assets.stored_documents import sample_vocabulary
 
 TABLES = {
     "raw_row_groups": "rows.parquet",
@@ -247,9 +252,50 @@ def test_a_vocabulary_is_an_object_or_a_list_in_the_order_of_ids(tmp_path: Path)
     ):
         path = tmp_path / "tokenizer.json"
         path.write_text(json.dumps({"model": {"vocab": form}}), encoding="utf-8")
-        rows = vocabulary_rows(path)
+        rows = sample_vocabulary(path)
         assert rows.num_rows == 5
         assert rows.sample == [{"token": token, "id": number} for number, token in enumerate(shown)]
+
+
+@given(st.integers(0, 400), st.integers(2, 60))
+@example(21, 20)
+def test_a_spread_sample_is_as_large_as_it_may_be_and_has_both_ends(num_rows: int, most: int) -> None:
+    spread = [row["n"] for row in spread_rows(pa.table({"n": pa.array(range(num_rows), pa.int64())}), most)]
+    assert len(spread) == min(num_rows, most)
+    assert spread[:1] + spread[-1:] == ([0, num_rows - 1] if num_rows else [])
+    gaps = np.diff(spread)
+    assert not len(gaps) or 0 < gaps.min() <= gaps.max() <= gaps.min() + 1
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 6, 384])
+def test_steps_and_vocabularies_are_sampled_from_the_first_to_the_last(tmp_path: Path, num_rows: int) -> None:
+    expected = sorted({0, num_rows - 1, *(at * (num_rows - 1) // 4 for at in (1, 2, 3))})
+    path = tmp_path / "tokenizer.json"
+    vocabulary = {str(number): number for number in range(num_rows)}
+    path.write_text(json.dumps({"model": {"vocab": vocabulary}}), encoding="utf-8")
+    assert [row["id"] for row in sample_vocabulary(path).sample] == expected
+    numbers = list(range(num_rows))
+    curves = {"train": numbers, "gradient_norms": numbers, "validation": [[num_rows, 2.5]], "validation_by_pool": {}}
+    stage = small_corpus.open_stage(small_corpus.write_recipe(tmp_path), tmp_path / "home")
+
+    def write(folder: Path) -> dict[str, Any]:
+        (folder / "curves.json").write_text(json.dumps(curves), encoding="utf-8")
+        return {}
+
+    ref = stage.materialize(asset="varlen_training_run", inputs={}, parameters={}, version=1, write=write)
+    rows = TRAINING.rows(stage, ref, ())
+    assert rows.num_rows == num_rows
+    assert [(row["step"], row["train"], row["gradient_norms"]) for row in rows.sample] == [
+        (at + 1, at, at) for at in expected
+    ]
+    assert [row["validation"] for row in rows.sample] == [None] * (len(expected) - 1) + [2.5]
+
+
+def test_rows_are_of_the_training_split_where_it_holds_any() -> None:
+    counts = {name: {"packs": 1, "documents": 0} for name in ("validation", "test", "train")}
+    assert find_splits(counts, "packs") == ["train", "validation", "test"]
+    assert find_splits(counts | {"train": {"packs": 0}}, "packs") == ["validation", "test"]
+    assert find_splits(counts, "documents") == []
 
 
 Values = dict[bytes, list[dict[str, Any]]]
