@@ -89,7 +89,7 @@ BUCKET_PREFIX = "bucket-"
 LEFT = "documents_left_unverified"  # counted once for each band that they share with too many
 VERIFIED = ("pairs_compared", "pairs_verified", LEFT)
 MAX_CANDIDATES = 1 << 20  # pairs of a reference and a document that are compared at once
-SHOWN_ROWS = 20
+SHOWN_ROWS = 10
 PICTURE_NAME = "cluster_sizes.png"
 TABLES = (EVIDENCE_NAME, EXAMPLES_NAME, LARGEST_NAME, BY_PAIR_NAME, HITS_NAME, BOILERPLATE_NAME)
 
@@ -291,7 +291,7 @@ def _metadata(stage: Stage, ref: ArtifactRef, parts: list[ArtifactRef], units: l
         **shown_table("removed_by_pool", [{"pool": name, **row} for name, row in counts["removed_by_pool"].items()]),
         **shown_table("removed_by_pool_and_kept_pool", by["pool"], most=SHOWN_ROWS),
         **shown_table("removed_by_dump_and_kept_dump", by["dump"], most=SHOWN_ROWS),
-        **shown_table("largest_clusters", stage.table(ref, LARGEST_NAME).to_pylist()),
+        **shown_table("largest_clusters", stage.table(ref, LARGEST_NAME).to_pylist(), most=SHOWN_ROWS),
         **shown_table("example_pairs", spread_rows(examples, SHOWN_ROWS), total=examples.num_rows),
         **shown_table("reference_hits_by_set", [{"set": name, **row} for name, row in counts["references"].items()]),
         **shown_table("reference_hits", some_of_each_set(hits, 5), total=hits.num_rows),

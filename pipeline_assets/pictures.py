@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GROUND, INK, GRID = "#ffffff", "#1f2933", "#e4e7eb"
 COLOURS = ("#2a7de1", "#c4622a", "#2b8a60", "#b0559e", "#94750f", "#1d7f8c", "#8a6d5a", "#6a6cc8")
 MAX_PICTURE_BYTES = 50_000
-MAX_LINES, MAX_BARS, MAX_CELLS, MAX_POINTS = 8, 40, 13, 16  # names in one picture, by its kind
+MAX_LINES, MAX_BARS, MAX_CELLS, MAX_POINTS = 8, 40, 10, 16  # names in one picture, by its kind
 MAX_LABEL_CHARACTERS = 34
 MAX_LINE_POINTS = 600
 WIDTH, HEIGHT, DPI = 7.2, 3.6, 100  # inches, and pixels an inch

@@ -15,7 +15,7 @@ import small_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline_assets.clusters import SHOWN_ROWS, slice_name
+from pipeline_assets.clusters import slice_name
 from pipeline_assets.duplicates import BY_PAIR_NAME, EVIDENCE_NAME
 from pipeline_assets.event_size import EVENT_BYTES, PAGES_FOLDER, WRAPPING_BYTES, event_bytes, within_event
 from pipeline_assets.layouts import length_histogram
@@ -223,7 +223,7 @@ def test_every_table_that_the_artifact_has_more_rows_of_says_so(clean, pages):
                 continue
             shown, said = len(value.records), getattr(metadata.get(f"{name}_rows"), "value", None)
             if name not in totals:
-                assert shown < SHOWN_ROWS, f"{asset}: {name} may be cut"
+                assert shown < MAX_ROWS, f"{asset}: {name} may be cut"
                 continue
             known.add((asset, name))
             assert said == (f"{shown} of {totals[name]}" if shown < totals[name] else None), f"{asset}: {name}"
