@@ -16,7 +16,8 @@ from typing import Any
 
 import dagster as dg
 
-from asset_checks.remembered import basis_of, forget, recall, remember
+from asset_checks.remembered import forget, recall, remember
+from pipeline_assets.basis import basis_of
 from pipeline_assets.event_size import PAGES_FOLDER, within_event
 from pipeline_assets.references import run_ids_of, tag_revision
 from pipeline_assets.report import rows_metadata
@@ -103,7 +104,7 @@ def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefi
         else:
             forget(path)  # first, so that neither a failure nor a kill leaves a pass standing
             forget_verdict(stage.store, ref, judge.__name__)
-            verdict = replace(_counted(judge, stage, refs, blocking), counted_in=context.run.run_id)
+            verdict = replace(_counted(judge, stage, refs, basis, blocking), counted_in=context.run.run_id)
             if is_verified and not verdict.num_violations:
                 remember(path, basis, asdict(verdict))
         holds_back = blocking and not verdict.is_choice
@@ -111,7 +112,7 @@ def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefi
             stage.store.quarantine(ref, judge.__name__, clipped(verdict.found))
         elif blocking:
             stage.store.lift(ref, judge.__name__)
-        record = bounded(_record(verdict, refs, holds_back))
+        record = bounded(_record(verdict, refs, basis, holds_back))
         record_verdict(stage.store, ref, judge.__name__, record)
         stage.say(f"{judge.__name__}: {record.found} ({time_in_words(stage.clock() - started)})")
         said = identity_of(asdict(record))  # an earlier event's links stay true
@@ -121,19 +122,20 @@ def law(judge: Judge, *, blocking: bool, description: str) -> dg.AssetChecksDefi
     return check
 
 
-def _counted(judge: Judge, stage: Stage, refs: Mapping[str, ArtifactRef], blocking: bool) -> Verdict:
+def _counted(judge: Judge, stage: Stage, refs: Mapping[str, ArtifactRef], basis: str, blocking: bool) -> Verdict:
     judged, *others = refs.values()
     try:
         return judge(stage, judged, *others)
     except Exception as error:
         if blocking:
             stage.store.quarantine(judged, judge.__name__, clipped(f"the check crashed: {error}"))
-        record_verdict(stage.store, judged, judge.__name__, _crash(error, refs))
+        record_verdict(stage.store, judged, judge.__name__, _crash(error, refs, basis))
         raise
 
 
-def _record(verdict: Verdict, refs: Mapping[str, ArtifactRef], holds_back: bool) -> VerdictRecord:
+def _record(verdict: Verdict, refs: Mapping[str, ArtifactRef], basis: str, holds_back: bool) -> VerdictRecord:
     return VerdictRecord(
+        basis=basis,
         judged={name: ref.digest for name, ref in refs.items()},
         outcome="passed" if not verdict.num_violations else "failed" if holds_back else "warned",
         expected=verdict.expected,
@@ -144,8 +146,9 @@ def _record(verdict: Verdict, refs: Mapping[str, ArtifactRef], holds_back: bool)
     )
 
 
-def _crash(error: Exception, refs: Mapping[str, ArtifactRef]) -> VerdictRecord:
+def _crash(error: Exception, refs: Mapping[str, ArtifactRef], basis: str) -> VerdictRecord:
     return VerdictRecord(
+        basis=basis,
         judged={name: ref.digest for name, ref in refs.items()},
         outcome="crashed",
         expected="a verdict",

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pipeline_assets.stripes import Stage
+import dagster as dg
+
+from pipeline_assets.basis import basis_of
+from pipeline_assets.stripes import Stage, merged_lineage
 from pipeline_assets.verdict_records import VerdictRecord, clipped, read_verdict
 from resources.artifact_store import ArtifactRef
 from training_io.errors import FormatError, StateMismatch
@@ -75,7 +78,7 @@ class FoundVerdict:
 
     def inputs(self) -> dict[str, Any]:
         """What a page that shows it depends on."""
-        record = asdict(self.record) if self.record else None
+        record = asdict(self.record) | {"basis": ""} if self.record else None  # no page shows it
         return {"check": asdict(self.check), "record": record, "reason": self.reason}
 
 
@@ -86,14 +89,14 @@ def find_asset(stage: Stage, asset: str, run_ids: tuple[str, ...] = ()) -> Found
     except StateMismatch:  # none, or one of other parameters
         return FoundAsset(asset=asset, state="not built with this recipe")
     try:
-        stage.open(ref)
+        _, manifest = stage.open(ref)
     except FormatError:
         return FoundAsset(asset=asset, state="no longer whole: materialize it again")
     reasons = quarantine_reasons(stage.store.folder(ref))
     return FoundAsset(
         asset=asset,
         state="held back by its checks" if reasons else "built",
-        ref=ref,
+        ref=replace(ref, counts=manifest.counts),  # not those of a record that nobody sealed
         held_back_by={clipped(check): clipped(without_home(stage, reason)) for check, reason in reasons.items()},
     )
 
@@ -111,7 +114,20 @@ def find_verdict(stage: Stage, check: KnownCheck, assets: Mapping[str, FoundAsse
         return FoundVerdict(check=check, record=None, reason="Not counted yet on what is there: execute it.")
     if any(asset not in assets or assets[asset].digest != digest for asset, digest in record.judged.items()):
         return FoundVerdict(check=check, record=None, reason="It was counted on other bytes: execute it again.")
+    if record.basis != _basis(stage, [assets[asset] for asset in record.judged]):
+        return FoundVerdict(
+            check=check, record=None, reason="It was counted with another recipe or code: execute it again."
+        )
     return FoundVerdict(check=check, record=_without_home(stage, record))
+
+
+def _basis(stage: Stage, judged: Sequence[FoundAsset]) -> str | None:
+    """What a verdict on these bytes would rest on now; nothing where they were made from different ones."""
+    try:
+        lineage = merged_lineage({found.asset: found.ref for found in judged})
+    except dg.Failure:
+        return None
+    return basis_of(lineage, stage.recipe.model_dump(mode="json"))
 
 
 def tally(verdicts: Sequence[FoundVerdict]) -> dict[str, int]:

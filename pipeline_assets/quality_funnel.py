@@ -135,7 +135,7 @@ def _packs(plan: Counts | None) -> dict[str, Any]:
     numbers = {name: plan[name] for name in ("segments", "packs")}
     return {
         **numbers,
-        "filled (%)": round(100 * plan["utilisation"], 2),
+        "filled (%)": round(100 * plan["utilisation"], 2) if plan["packs"] else None,
         "next-token pairs": plan["targets"],
         "steps a pass": plan["steps"],
     }

@@ -95,7 +95,7 @@ class Pipeline:
         digests = {**ref.lineage, ref.asset: ref.digest}
         latest = (rows.digest for rows in self.recorded(ROWS_ASSET))
         path = self._revision_path(digests.get(ROWS_ASSET) or next(latest, "none"))
-        return path.read_text(encoding="utf-8") if path.is_file() else None
+        return path.read_bytes().decode("utf-8", "backslashreplace") if path.is_file() else None
 
     def _revision_path(self, rows_digest: str) -> Path:
         return self._folder(REVISION_TAG) / f"{rows_digest}.txt"

@@ -30,8 +30,9 @@ Outcome = Literal["passed", "failed", "warned", "crashed"]
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictRecord:
-    """What a check said of the bytes that `judged` names: digests by asset, of all that it read."""
+    """What a check said of the bytes that `judged` names: digests by asset, of all that it read; on which basis."""
 
+    basis: str
     judged: Mapping[str, str]
     outcome: Outcome
     expected: str
@@ -89,12 +90,16 @@ def _parsed(content: bytes) -> VerdictRecord:
         raise ValueError(f"expected an object of {', '.join(sorted(names))}")
     judged, numbers, examples = values["judged"], values["numbers"], values["examples"]
     laws = {
+        "basis: a digest": isinstance(values["basis"], str),
         "judged: digests by asset": isinstance(judged, dict)
+        and bool(judged)
         and all(asset in STAGES and isinstance(digest, str) for asset, digest in judged.items()),
         "outcome: one that is known": values["outcome"] in get_args(Outcome),
         "expected: a text": isinstance(values["expected"], str),
         "found: a text": isinstance(values["found"], str),
-        "num_violations: a count": isinstance(values["num_violations"], int) and values["num_violations"] >= 0,
+        "num_violations: a count": type(values["num_violations"]) is int and values["num_violations"] >= 0,
+        "outcome: one that its violations give": values["outcome"] == "crashed"
+        or (values["outcome"] == "passed") == (values["num_violations"] == 0),
         "examples: a list of rows": isinstance(examples, list) and all(isinstance(row, dict) for row in examples),
         "numbers: finite numbers by name": isinstance(numbers, dict) and all(map(_is_number, numbers.values())),
     }

@@ -411,8 +411,27 @@ def test_a_failure_is_drawn_by_materializing_the_report_alone(copy: Built) -> No
     assert any(needle in text for text in parsed.texts)
     assert "held back by its checks" in parsed.texts
     assert "Held back by checks, so that nothing is built from it: packing_plan." in parsed.texts
-    others = {check.name for check in KNOWN if "packing_plan" in small_corpus.assets_read_by(check.name)} - {name}
-    assert {check for check, outcome in found.items() if outcome == "not counted"} == others  # these are other bytes
+    other_bytes = {"packing_plan", "handoff_package", "varlen_training_run"}  # the plan, and what came from it
+    others = {check.name for check in KNOWN if other_bytes & {*small_corpus.assets_read_by(check.name)}} - {name}
+    assert {check for check, outcome in found.items() if outcome == "not counted"} == others
+
+
+def test_what_was_counted_with_another_recipe_is_no_verdict(copy: Built) -> None:
+    other = small_corpus.write_recipe(copy.recipe.parent, {"training.steps": 100_000}, name="longer.yaml")
+    _, parsed, _ = report_of(replace(copy, recipe=other))
+    assert set(outcomes(parsed).values()) == {"not counted"}
+    assert "It was counted with another recipe or code: execute it again." in [text.strip() for text in parsed.texts]
+
+
+def test_counts_are_those_that_were_sealed(copy: Built) -> None:
+    for path in (copy.home / "_references" / "lsh_clusters").glob("*.json"):
+        entry = json.loads(path.read_text())
+        entry["ref"]["counts"] = {"kept": 7}
+        path.write_text(json.dumps(entry))
+    _, parsed, _ = report_of(copy)
+    kept = copy.stage.open(copy.refs["lsh_clusters"])[1].counts["kept"]
+    row = parsed.texts.index("kept by deduplication")
+    assert f"{kept:,}" in parsed.texts[row : row + 8]
 
 
 def test_what_is_not_built_and_not_counted_is_said_to_be_so(tmp_path: Path) -> None:
@@ -593,7 +612,13 @@ def test_the_page_is_judged_by_its_own_bytes(copy: Built) -> None:
     assert "checks passed as counted" in str(report_is_self_contained(copy.stage, spoiled_counts).examples)
 
 
-RECORD: dict[str, Any] = {"judged": {"packing_plan": "1"}, "outcome": "failed", "expected": "e", "found": "f"}
+RECORD: dict[str, Any] = {
+    "basis": "b",
+    "judged": {"packing_plan": "1"},
+    "outcome": "failed",
+    "expected": "e",
+    "found": "f",
+}
 
 
 def test_a_record_survives_being_written_and_a_damaged_one_is_told(copy: Built) -> None:
@@ -719,7 +744,9 @@ def test_the_page_fits_whatever_was_said(copy: Built) -> None:
     for path in copy.home.glob("_verdicts/*/*/*.latest.json"):
         good = json.loads(path.read_bytes())
         examples = [{str(column): "&" * 1_000 for column in range(500)}] * 3
-        path.write_text(json.dumps({**good, "outcome": "failed", "found": "&" * 200_000, "examples": examples}))
+        path.write_text(
+            json.dumps({**good, "outcome": "failed", "num_violations": 1, "found": "&" * 200_000, "examples": examples})
+        )
     path = record_path(copy, "no_pack_is_over_capacity")
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "expected": HUGE, "found": HUGE}))
     copy.stage.store.quarantine(copy.refs["packing_plan"], "no_pack_is_over_capacity", HUGE)

@@ -12,7 +12,8 @@ import pytest
 import small_corpus
 from small_corpus import CHECK_NAMES, ROOT, Built, evaluations, judged, materialize, run_checks, write_recipe
 
-from asset_checks.remembered import PACKAGES, basis_of, code_digest, recall, remember
+from asset_checks.remembered import recall, remember
+from pipeline_assets.basis import PACKAGES, basis_of, code_digest
 from pipeline_assets.stripes import units_in
 from pipeline_assets.verdict_records import VERDICTS_FOLDER
 from training_io.gpu_io_manager import device_type, may_have_gpu
