@@ -18,6 +18,7 @@ from pipeline_assets.stripes import Stage, number_in_words
 from resources.artifact_store import ArtifactRef
 
 MAX_UNLIKE_SHARE = 0.5  # of a pool's removed documents
+DOUBTFUL = 0.8  # below it a pair is often called no near copy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class Likeness:
     limit: float
     removed: Mapping[str, int]
     unlike: Mapping[str, int]
+    num_doubtful: int  # less similar than DOUBTFUL, of all pools
     lowest: float | None  # None where nothing was removed
 
     @property
@@ -47,15 +49,16 @@ class Likeness:
             return "none removed"
         unlike, removed = (sum(counts.values()) for counts in (self.unlike, self.removed))
         return (
-            f"{unlike:,} of {removed:,} removed are less than {self.limit:.3f} similar to the document kept, the lowest"
-            f" {self.lowest:.3f}"
+            f"of {removed:,} removed, {self.num_doubtful:,} are less than {DOUBTFUL} similar to the document kept,"
+            f" {unlike:,} less than {self.limit:.3f}, the lowest {self.lowest:.3f}"
         )
 
     @property
     def numbers(self) -> dict[str, float]:
         """What is plotted over time."""
         lowest = {} if self.lowest is None else {"lowest_similarity_to_kept": self.lowest}
-        return {"removed_unlike_kept": sum(self.unlike.values()), **lowest}
+        unlike = sum(self.unlike.values())
+        return {"removed_unlike_kept": unlike, "removed_doubtfully_like_kept": self.num_doubtful, **lowest}
 
 
 def likeness_to_kept(stage: Stage, lsh_clusters: ArtifactRef) -> Likeness:
@@ -71,6 +74,7 @@ def likeness_to_kept(stage: Stage, lsh_clusters: ArtifactRef) -> Likeness:
         limit=limit,
         removed=dict(zip(names, removed, strict=True)),
         unlike=dict(zip(names, unlike, strict=True)),
+        num_doubtful=int((similarity < DOUBTFUL).sum()),
         lowest=float(similarity.min()) if len(similarity) else None,
     )
 

@@ -25,7 +25,7 @@ from pipeline_assets.suspicious import (
     drawn_packs,
     largest_clusters,
     longest_documents,
-    most_similar_pairs,
+    near_pairs,
     shortest_documents,
 )
 from pipeline_assets.tokenizer_report import REPORT_NAME
@@ -134,7 +134,7 @@ def _suspicious(stage: Stage, assets: Assets) -> Iterator[Section]:
         (
             "Suspicious duplicates",
             "duplicates",
-            [(largest_clusters, ["lsh_clusters"]), (most_similar_pairs, ["lsh_clusters"])],
+            [(largest_clusters, ["lsh_clusters"]), (near_pairs, ["lsh_clusters"])],
         ),
         (
             "Shortest and longest documents",

@@ -467,6 +467,11 @@ class MixtureStage(Section):
     def _numbers_as_written(cls, shares: Any) -> Any:
         if not isinstance(shares, Mapping):
             return shares
+        if slips := [pool for pool, share in shares.items() if share is None or not isinstance(pool, str)]:
+            raise ValueError(
+                f"expected a pool's name and a number each, such as `web: 80`, found {', '.join(map(repr, slips))}:"
+                " YAML needs a space behind the colon, and a decimal is written with a point"
+            )
         return {
             pool: f"{Decimal(str(share)):f}" if type(share) in (int, float) else share for pool, share in shares.items()
         }

@@ -5,6 +5,7 @@ ever. Pictures and tables are files beside the artifact: the page embeds the pic
 """
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,8 @@ def plain_cell(value: Any) -> str | int | float | bool:
         return value if len(value) <= MAX_CELL_CHARACTERS else value[:MAX_CELL_CHARACTERS] + "…"
     if value is None:
         return ""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such numbers: the UI would lose the row
     if isinstance(value, int | float | bool):
         return value
     return str(value)

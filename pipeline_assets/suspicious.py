@@ -58,8 +58,8 @@ def _marked(text: str, stored_characters: int) -> str:
     return f"{text}…" if len(text) >= stored_characters else text
 
 
-def most_similar_pairs(stage: Stage, lsh_clusters: ArtifactRef) -> Iterator[Block]:
-    """Removed near-copies beside what was kept, the most similar first."""
+def near_pairs(stage: Stage, lsh_clusters: ArtifactRef) -> Iterator[Block]:
+    """Removed near-copies beside what was kept: the least similar, which may be none, and the most similar."""
     rows = stage.table(lsh_clusters, EXAMPLES_NAME).to_pylist()
     near = [row for row in rows if row["removed_doc_id"] != row["kept_doc_id"]]
     near.sort(key=lambda row: (-row["jaccard"], row["removed_doc_id"]))
@@ -67,6 +67,7 @@ def most_similar_pairs(stage: Stage, lsh_clusters: ArtifactRef) -> Iterator[Bloc
     shown = [{column: row[column] for column in columns} for row in near]
     for row in shown:
         row |= {side: _marked(row[side], EXCERPT_CHARACTERS) for side in ("removed_text", "kept_text")}
+    yield table_of("Least similar pairs of the examples", shown[::-1], NUM_SHOWN, TEXT_CHARACTERS)
     yield table_of("Most similar pairs that are not identical", shown, NUM_SHOWN, TEXT_CHARACTERS)
 
 

@@ -173,6 +173,12 @@ def _job(
 
     training = stage.recipe.training
     specs = stream_specs(stage, token_shards, packing_plan)
+    if "train" not in specs:
+        raise RecipeError(
+            "varlen_training_run: expected packs of the training split, found none: no document of it is short enough."
+            f" Raise packs.max_seq_len, which is {stage.recipe.packs.max_seq_len:,}, or set"
+            " packs.long_documents to cut."
+        )
     return TrainJob(
         spec=specs["train"],
         validation=specs.get("validation"),

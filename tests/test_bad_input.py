@@ -219,6 +219,16 @@ def test_a_tokenizer_that_is_missing_broken_or_without_the_named_eos(clean: Buil
     assert_says(refusal, "RecipeError", "'<|end|>'", small_corpus.EOS, "Name the tokenizer's EOS")
 
 
+def test_a_training_split_of_which_every_document_is_too_long(clean: Built, tmp_path: Path) -> None:
+    changes = {"packs.long_documents": "divert", "packs.overlap": 0, "packs.max_seq_len": 4, "training.steps": 1}
+    recipe = small_corpus.write_recipe(clean.recipe.parent, changes, "too_long.yaml")
+    home = small_corpus.copy_home(clean, tmp_path / "home").home
+    result = small_corpus.materialize(recipe, home, "packing_plan", "varlen_training_run")
+    refusal = small_corpus.failures(result)["varlen_training_run"]
+    assert "expected packs of the training split, found none" in refusal
+    assert "Raise packs.max_seq_len, which is 4" in refusal
+
+
 def test_a_floor_above_every_document(clean: Built, tmp_path: Path) -> None:
     home = small_corpus.copy_home(clean, tmp_path / "home").home
     recipe = small_corpus.write_recipe(clean.recipe.parent, {"splits.min_tokens": 1_000_000}, "floor.yaml")

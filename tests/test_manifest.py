@@ -216,3 +216,13 @@ def test_a_path_without_a_folder_is_told_from_an_interrupted_write(tmp_path):
         load_manifest(tmp_path / "gone")
     with pytest.raises(FormatError, match=r"found none\. The write was interrupted"):
         load_manifest(tmp_path / "begun")
+
+
+@pytest.mark.parametrize("place", ["asset/-/identity", "-/identity"])
+def test_a_folder_of_artifacts_names_one_of_them(tmp_path, place):
+    folder = tmp_path / "home" / place
+    folder.parent.mkdir(parents=True)
+    sealed(folder, manifest_of())
+    with pytest.raises(FormatError, match="found a folder of 1 artifacts") as refused:
+        load_manifest(folder.parents[1])
+    assert str(refused.value).endswith(f"such as {folder}.")

@@ -130,6 +130,8 @@ def test_headroom_warns_when_training_outruns_the_mixture(mixed, tmp_path):
         ({"mixture": {"stages": [{**STAGES[0], "shares": {"alpha": 0}}]}}, "at least one above zero"),
         ({"mixture": {"stages": [{**STAGES[0], "shares": {"alpha": float("nan")}}]}}, "found 'NaN'"),
         ({"mixture": {"stages": [{**STAGES[0], "shares": {"alpha": True}}]}}, "mixture.stages.0.shares.alpha"),
+        ({"mixture": {"stages": [{**STAGES[0], "shares": {"alpha:15": None}}]}}, "such as `web: 80`, found 'alpha:15'"),
+        ({"mixture": {"stages": [{**STAGES[0], "shares": {"alpha": 20, 5: None}}]}}, "is written with a point"),
         ({"mixture": {"stages": [STAGES[0]]}, **small_corpus.WINDOWS}, "expected training.layout packs"),
     ],
 )

@@ -343,3 +343,9 @@ def test_only_the_largest_previews_go_and_only_as_many_as_must(tmp_path_factory,
         smallest = min(gone, key=in_log.__getitem__)
         assert all(in_log[smallest] >= in_log[name] for name in metadata if name not in gone)
         assert event_bytes({**shown, smallest: metadata[smallest]}) > LIMIT
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_json_does_not_have_is_shown_as_a_text(value):
+    (row,) = rows_metadata([{"score": value}]).records
+    assert json.loads(json.dumps(dict(row.data), allow_nan=False)) == {"score": str(value)}

@@ -110,6 +110,11 @@ def load_manifest(artifact: Path) -> Manifest:
             " Check the path: an artifact is the folder <asset>/<unit>/<identity>."
         )
     if not path.is_file():
+        if below := sorted(artifact.glob(f"*/{MANIFEST_NAME}")) or sorted(artifact.glob(f"*/*/{MANIFEST_NAME}")):
+            raise FormatError(
+                f"{artifact}: expected a sealed artifact with {MANIFEST_NAME}, found a folder of {len(below):,}"
+                f" artifacts. Name one of them, such as {max(below, key=lambda one: one.stat().st_mtime).parent}."
+            )
         raise FormatError(
             f"{artifact}: expected a sealed artifact with {MANIFEST_NAME}, found none."
             " The write was interrupted or the folder is not an artifact; materialize the asset again."
@@ -118,7 +123,7 @@ def load_manifest(artifact: Path) -> Manifest:
         value = json.loads(path.read_bytes())
         manifest = Manifest(**{field: value[field] for field in Manifest.__dataclass_fields__})
         recorded_format, expected = value["format"], manifest.to_json()
-    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, FileNotFoundError) as error:
         raise FormatError(
             f"{path}: expected a manifest of format {FORMAT}, found {error!r}. Materialize the asset again."
         ) from error
