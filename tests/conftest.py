@@ -18,11 +18,6 @@ settings.register_profile("corpusmill", deadline=None)
 settings.load_profile("corpusmill")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What waits for a browser comes first: at the end it would wait alone, with the other processes done."""
-    items.sort(key=lambda item: item.path.parent.name != "ui")
-
-
 @pytest.fixture(scope="session")
 def sample_data() -> Path:
     """Real text in four pools and two tokenizer files; the variable is set where they exist."""
