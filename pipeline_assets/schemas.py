@@ -3,6 +3,7 @@
 `validated` is called before a table is written, so that a table which breaks its contract is never sealed.
 """
 
+import threading
 from typing import Any
 
 import narwhals.stable.v1 as nw
@@ -378,10 +379,15 @@ def arrow_schema(contract: type[Contract]) -> pa.Schema:
     return pa.schema([(name, contract.__annotations__[name]) for name in contract.to_schema().columns])
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""pandera tries to import an engine in each validation: where it is missing, another thread would see half of it."""
+
+
 def validated(contract: type[Contract], table: pa.Table) -> pa.Table:
     """The same table once it keeps its contract; InvariantBroken lists what it breaks."""
     try:
-        contract.validate(table, lazy=True)
+        with _ONE_AT_A_TIME:
+            contract.validate(table, lazy=True)
     except pap.errors.SchemaErrors as error:
         cases = error.failure_cases.slice(0, 5).to_pylist()
         listed = "; ".join(f"{case['column']}: {case['check']}, found {case['failure_case']}" for case in cases)

@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pyarrow as pa
 import pytest
 
@@ -296,3 +298,10 @@ def test_a_value_out_of_bounds_is_refused_and_shown(contract, name, value):
 def test_every_reason_of_the_transform_is_allowed():
     table = pa.concat_tables([good(Clusters).slice(0, 1)] * len(clusters.REASONS))
     validated(Clusters, with_column(table, "reason", list(clusters.REASONS)))
+
+
+def test_tables_may_be_validated_by_several_threads_at_once():
+    tables = [(contract, good(contract)) for contract in GOOD] * 8
+    with ThreadPoolExecutor(4) as threads:
+        kept = list(threads.map(lambda pair: validated(*pair), tables))
+    assert [table.num_rows for table in kept] == [table.num_rows for _, table in tables]
