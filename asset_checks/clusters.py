@@ -498,7 +498,7 @@ def removal_is_plausible(stage: Stage, lsh_clusters: ArtifactRef, raw_row_groups
     """No pool loses half of its documents, no cluster holds a twentieth of the corpus, and no document was left out.
 
     Left out are documents of buckets so large that not all of them were compared, where pairs are verified. Nor are
-    most of a pool's removed documents unlike the ones kept in their place, to which only others connect them.
+    most of a pool's removed documents unlike the ones kept in their place, as the ends of a chain are.
     """
     documents: Counter[str] = Counter()
     removed: Counter[str] = Counter()
