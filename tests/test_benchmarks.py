@@ -24,7 +24,7 @@ from browser import CHROMIUM
 from tokenizers import Tokenizer
 
 from pipeline_assets.definitions import ASSETS
-from pipeline_assets.recipe import load_recipe
+from pipeline_assets.recipe_file import load_recipe
 from pipeline_assets.transforms.jaccard import jaccard_of_pairs
 from pipeline_assets.transforms.minhash import MinHashParams, sign_documents
 from resources.tokenizer import train_tokenizer
@@ -700,10 +700,14 @@ def test_profiles_are_compared_and_the_slowest_page_is_named(load):
     assert figures["overhead_seconds_a_step_local"] == pytest.approx(0.15)
     assert figures["overhead_seconds_a_step_processes"] == pytest.approx(0.9)
 
-    row = ui.row_of_pages({"slow once": (1.0, 9.0, 1.0), "slow": (2.5, 2.0, 2.5), "fast": (0.5, 0.5, 0.5)})
+    clicked = {"slow once": (1.0, 9.0, 1.0), "slow": (2.5, 2.0, 2.5), "fast": (0.5, 0.5, 0.5)}
+    loaded = {"slow once": (4.0, 9.0, 4.0), "slow": (2.5, 2.0, 2.5), "fast": (0.5, 0.5, 0.5)}
+    row = ui.row_of_pages(ui.PageTimes(clicked=clicked, loaded=loaded))
     assert (row.amount, row.ours_seconds) == (3, [4.0, 11.5, 4.0])
     assert row.extra["worst_page_seconds"] == 2.5
-    assert row.note.startswith("worst is slow, 2.50 s")
+    assert (row.extra["fast_seconds"], row.extra["slow once_loaded_seconds"]) == (0.5, 4.0)
+    assert row.note.startswith("by a click: worst is slow, 2.50 s, the median page takes 1.00 s; ")
+    assert row.note.endswith("worst is slow once, 4.00 s, the median page 2.50 s")
     assert [bar["met"] for bar in measure.report_of(row)["bars"]] == [False]
 
 
@@ -730,16 +734,18 @@ def test_the_code_location_is_imported_in_a_new_process(load):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_asset_pages_are_timed_until_their_description_is_there(load, tmp_path):
+def test_asset_pages_are_timed_until_their_description_is_there(load, tmp_path, monkeypatch):
     """On a home without artifacts: an asset's description is there before it is materialized."""
     ui, names = load("ui"), ("dataset_revision", "packing_plan")
+    monkeypatch.setattr(ui, "READING_MILLISECONDS", 1)  # nobody reads
     with ui.serving(tmp_path) as address:
         descriptions = ui.descriptions_of(address)
         some = {name: descriptions[name] for name in names}
-        seconds = ui.seconds_of_pages(address, some, 2, CHROMIUM)
+        times = ui.times_of_pages(address, some, 2, CHROMIUM)
     assert descriptions.keys() == {asset.key.path[-1] for asset in ASSETS}
-    assert [(name, len(times)) for name, times in seconds.items()] == [(name, 2) for name in names]
-    assert min(map(min, seconds.values())) > 0
+    for ways in (times.clicked, times.loaded):
+        assert [(name, len(seconds)) for name, seconds in ways.items()] == [(name, 2) for name in names]
+        assert min(map(min, ways.values())) > 0
 
 
 def test_without_a_browser_the_pages_row_says_so(load, tmp_path, monkeypatch):
