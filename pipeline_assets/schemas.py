@@ -3,7 +3,10 @@
 `validated` is called before a table is written, so that a table which breaks its contract is never sealed.
 """
 
+import sys
 import threading
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import narwhals.stable.v1 as nw
@@ -329,6 +332,8 @@ class ShortestDocuments(Contract):
     doc_id: pa.binary() = _doc_id("The document")
     num_tokens: pa.int64() = pap.Field(ge=1, description="Tokens, the end-of-document token included")
     pool: pa.string() = pap.Field(description="Pool that the document belongs to")
+    split: pa.string() = pap.Field(isin=[*SPLITS, "unused"], description="Split that the document is assigned to")
+    reason: pa.string() = pap.Field(isin=list(REASONS), description="Why it is in this split or unused")
     score: pa.float64() = pap.Field(nullable=True, description="Quality score given by the source")
     text: pa.large_string() = pap.Field(description="How it begins, on one line, unprintable characters spelled out")
 
@@ -380,13 +385,25 @@ def arrow_schema(contract: type[Contract]) -> pa.Schema:
 
 
 _ONE_AT_A_TIME = threading.Lock()
-"""pandera tries to import an engine in each validation: where it is missing, another thread would see half of it."""
+"""pandera imports engines while it validates: another thread would see half of one."""
+
+_PACKAGE_OF = {"numpy_engine": "pandas", "pandas_engine": "pandas", "pyspark_engine": "pyspark"}
+"""Engines that pandera tries to import with each column, Arrow or not: where they are missing, a fifth of a build."""
+
+
+@cache
+def _forgo_missing_engines() -> None:
+    """Let the import system remember the engines whose package is not installed."""
+    for engine, package in _PACKAGE_OF.items():
+        if find_spec(package) is None:
+            sys.modules[f"pandera.engines.{engine}"] = None  # type: ignore[assignment]  # its own sign for "missing"
 
 
 def validated(contract: type[Contract], table: pa.Table) -> pa.Table:
     """The same table once it keeps its contract; InvariantBroken lists what it breaks."""
     try:
         with _ONE_AT_A_TIME:
+            _forgo_missing_engines()
             contract.validate(table, lazy=True)
     except pap.errors.SchemaErrors as error:
         cases = error.failure_cases.slice(0, 5).to_pylist()

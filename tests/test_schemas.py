@@ -1,4 +1,7 @@
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -33,6 +36,7 @@ from pipeline_assets.transforms import clusters
 from pipeline_assets.transforms.sampled import PERCENTS
 from training_io.errors import InvariantBroken
 
+ROOT = Path(__file__).parent.parent
 A, B = b"\1" * 32, b"\2" * 32
 
 GOOD = {
@@ -141,8 +145,10 @@ GOOD = {
         for floor, score in ((0, None), (64, 2.5))
     ],
     ShortestDocuments: [
-        {"doc_id": doc_id, "num_tokens": 1, "pool": "web", "score": score, "text": ""}
-        for doc_id, score in ((A, None), (B, 0.5))
+        {
+            "doc_id": doc_id, "num_tokens": 1, "pool": "web", "split": split, "reason": reason, "score": score, "text": "",
+        }
+        for doc_id, split, reason, score in ((A, "train", "used", None), (B, "unused", "over_budget", 0.5))
     ],
     MixtureLedger: [
         {
@@ -305,3 +311,27 @@ def test_tables_may_be_validated_by_several_threads_at_once():
     with ThreadPoolExecutor(4) as threads:
         kept = list(threads.map(lambda pair: validated(*pair), tables))
     assert [table.num_rows for table in kept] == [table.num_rows for _, table in tables]
+
+
+def test_pandera_does_not_look_for_missing_engines_with_each_column():
+    """In a process of its own: this one knows already."""
+    code = """
+import sys
+
+import pyarrow as pa
+from pipeline_assets.schemas import FilteredRows, RawRows, arrow_schema, validated
+from tests.test_schemas import GOOD
+
+class Asked:
+    names = []
+    def find_spec(self, name, path=None, target=None):
+        self.names.append(name)
+
+sys.meta_path.insert(0, Asked())
+for contract in (RawRows, FilteredRows):
+    validated(contract, pa.Table.from_pylist(GOOD[contract], schema=arrow_schema(contract)))
+assert {"pandas", "pyspark"} <= set(Asked.names), Asked.names
+twice = sorted({name for name in Asked.names if Asked.names.count(name) > 1} - {"pandas"})
+assert twice == [], twice
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
