@@ -3,7 +3,7 @@
 import numpy as np
 
 from asset_checks.verdicts import Verdict, law
-from pipeline_assets.recipe import Windows
+from pipeline_assets.sections.training import Windows
 from pipeline_assets.stripes import Stage
 from pipeline_assets.transforms.headroom import Headroom, pool_headroom
 from resources.artifact_store import ArtifactRef

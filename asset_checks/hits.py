@@ -1,36 +1,15 @@
 """Promise: what the reference sets match is found and barred, and each hit is told as it is."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from asset_checks.clusters import (
-    AGAIN,
-    I64,
-    all_signatures,
-    near_components,
-    other_rows,
-)
-from asset_checks.columns import (
-    U8,
-    Numbers,
-    count_rows,
-    find_rows,
-    group_numbers,
-    id_rows,
-    joined,
-    named,
-    places_in,
-    run_starts,
-    sorted_rows,
-    whole,
-)
+from asset_checks.columns import I64, count_rows, group_numbers, id_rows, places_in
+from asset_checks.components import all_signatures, near_components
+from asset_checks.decisions import AGAIN, other_rows
 from asset_checks.similarity import (
     MAX_COMPARED_BYTES,
     documents_with_run,
@@ -41,17 +20,13 @@ from asset_checks.similarity import (
     sampling_keys,
     searched_runs,
     shingle_hashes,
-    texts_of,
     within_budget,
 )
+from asset_checks.told_hits import Hit, ToldHits
 from asset_checks.verdicts import Verdict, law, verdict_of
-from pipeline_assets.clusters import slice_name, split_units
-from pipeline_assets.corpus import Corpus
-from pipeline_assets.recipe import TokenizerSample
-from pipeline_assets.reference_hits import BOILERPLATE_NAME, HITS_NAME, KINDS, overlaps_of
-from pipeline_assets.signatures import SIGNATURES, TEXT_BYTES, minhash_params
-from pipeline_assets.stripes import Stage, units_in
-from pipeline_assets.transforms.rows import doc_id_matrix
+from pipeline_assets.reference_hits import BOILERPLATE_NAME, KINDS, overlaps_of
+from pipeline_assets.sections.references import TokenizerSample
+from pipeline_assets.stripes import Stage
 from resources.artifact_store import ArtifactRef
 
 MAX_BOILERPLATE = 5  # runs of words whose documents are counted again
@@ -59,8 +34,6 @@ MAX_COUNTED = 1_000  # documents of each of those; of a commoner run, that so ma
 MAX_SEARCHED = 300  # documents whose runs of words are recounted
 MAX_VERIFIED = 50  # reference texts whose near copies are looked for, where pairs are verified
 MAX_CANDIDATES = 2_000  # documents that share a band with those
-
-Hit = dict[str, Any]
 
 
 def reference_texts_are_found(
@@ -75,7 +48,7 @@ def reference_texts_are_found(
     Near hits are recounted from the signatures' raw bytes, without band keys; similarities and runs of words on a
     sample. What bars a row follows from the hits of its cluster.
     """
-    told = _Told(stage, lsh_clusters, reference_sets, raw_row_groups, minhash_signatures)
+    told = ToldHits(stage, lsh_clusters, reference_sets, raw_row_groups, minhash_signatures)
     if violations := other_rows(stage, told.table, raw_row_groups):
         return verdict_of(
             "every reference text of the corpus is found", violations, f"{told.table.num_rows:,} decisions"
@@ -93,146 +66,14 @@ def reference_texts_are_found(
     return verdict_of("every reference text of the corpus is found and barred", violations, f"{known:,} known texts")
 
 
-@dataclass(frozen=True)
-class _Told:
-    """The reference sets, the corpus, and what was told of both; documents by number, unit after unit."""
-
-    stage: Stage
-    lsh_clusters: ArtifactRef
-    reference_sets: ArtifactRef
-    raw_row_groups: ArtifactRef
-    minhash_signatures: ArtifactRef
-
-    @cached_property
-    def hits(self) -> list[Hit]:
-        return list(self.stage.table(self.lsh_clusters, HITS_NAME).to_pylist())
-
-    @cached_property
-    def sets(self) -> dict[str, dict[bytes, str]]:
-        """Each set's texts by doc_id, in the stored order."""
-        found = {}
-        for reference in self.stage.recipe.references:
-            table = self.stage.table(self.reference_sets, f"{reference.name}.parquet", ["doc_id", "text"])
-            found[reference.name] = dict(
-                zip(*(table.column(name).to_pylist() for name in table.column_names), strict=True)
-            )
-        return found
-
-    @cached_property
-    def slices(self) -> list[str]:
-        return [slice_name(unit.unit) for unit in units_in(self.stage, self.raw_row_groups)]
-
-    @cached_property
-    def table(self) -> pa.Table:
-        """Whether each row is kept, and barred."""
-        return pa.concat_tables(self._columns("kept", "barred"))
-
-    def _columns(self, *names: str) -> Iterator[pa.Table]:
-        return (self.stage.table(self.lsh_clusters, name, names) for name in self.slices)
-
-    def named(self, column: str) -> tuple[Numbers, list[str]]:
-        """A column of names as numbers int32[n], and the names."""
-        return named(table.column(column) for table in self._columns(column))
-
-    def ids(self, column: str) -> U8:
-        """A column of doc_ids of all rows: uint8[n, 32]."""
-        return joined(doc_id_matrix(table.column(column)) for table in self._columns(column))
-
-    @cached_property
-    def doc_ids(self) -> U8:
-        return self.ids("doc_id")
-
-    @cached_property
-    def by_doc_id(self) -> I64:
-        return sorted_rows(self.doc_ids)
-
-    @cached_property
-    def row_of(self) -> dict[bytes, int]:
-        """A row of each text of the corpus that a set or a hit names."""
-        named = {text for texts in self.sets.values() for text in texts}
-        return self.rows_of(named | {hit["doc_id"] for hit in self.hits})
-
-    def rows_of(self, doc_ids: Iterable[bytes]) -> dict[bytes, int]:
-        """A row of each of some texts that are in the corpus."""
-        names = sorted(set(doc_ids))
-        rows = find_rows(self.doc_ids, self.by_doc_id, id_rows(names)).tolist()
-        return {name: row for name, row in zip(names, rows, strict=True) if row >= 0}
-
-    def first_texts(self, num_texts: int) -> list[bytes]:
-        """The smallest doc_ids of the corpus."""
-        starts = np.flatnonzero(run_starts(self.doc_ids, self.by_doc_id))[:num_texts]
-        return [doc_id.tobytes() for doc_id in self.doc_ids[self.by_doc_id[starts]]]
-
-    @cached_property
-    def units(self) -> tuple[list[ArtifactRef], list[ArtifactRef]]:
-        return split_units(units_in(self.stage, self.minhash_signatures))
-
-    @cached_property
-    def rows_per_band(self) -> int:
-        return minhash_params(self.stage.recipe).rows_per_band
-
-    def texts(self, doc_ids: set[bytes]) -> dict[bytes, str]:
-        return texts_of(self.stage, self.raw_row_groups, doc_ids)
-
-    def text_bytes(self) -> I64:
-        return np.concatenate([self.stage.array(unit, TEXT_BYTES) for unit in self.units[0]])
-
-    def references(self) -> tuple[list[tuple[str, bytes]], npt.NDArray[np.uint32]]:
-        """Set and doc_id of each reference text that has words, and their signatures."""
-        names = [(name, doc_id) for name, texts in self.sets.items() for doc_id in texts]
-        empty = np.empty((0, minhash_params(self.stage.recipe).num_perm), np.uint32)
-        signatures = np.concatenate(all_signatures(self.stage, self.units[1])) if names else empty
-        worded = np.flatnonzero((signatures != 0xFFFFFFFF).any(axis=1))
-        return [names[number] for number in worded.tolist()], signatures[worded]
-
-    def signatures_of(self, rows: Iterable[int]) -> dict[int, npt.NDArray[np.uint32]]:
-        """The signatures of some rows."""
-        wanted = np.array(sorted(set(rows)), np.int64)
-        corpus = Corpus(self.stage, units_in(self.stage, self.raw_row_groups), self.units[0])
-        return dict(zip(wanted.tolist(), corpus.signatures(wanted), strict=True))
-
-    def in_bands_of(self, signatures: npt.NDArray[np.uint32], most: int) -> Iterator[list[list[int]]]:
-        """For each band, the first documents by doc_id with the values of each of the given signatures there."""
-        stored = [self.stage.array(unit, SIGNATURES) for unit in self.units[0]]
-        for start in range(0, signatures.shape[1], self.rows_per_band):
-            band = slice(start, start + self.rows_per_band)
-            names = _values(signatures[:, band])
-            rows, values = _holders(stored, band, names)
-            holders: dict[bytes, list[int]] = {name.tobytes(): [] for name in names}
-            for at in np.argsort(whole(self.doc_ids[rows]), kind="stable"):
-                if len(some := holders[values[at].tobytes()]) < most:
-                    some.append(int(rows[at]))
-            yield [holders[name.tobytes()] for name in names]
-
-
-def _values(band: npt.NDArray[np.uint32]) -> npt.NDArray[np.void]:
-    """The bytes of each row's values as one: uint32[n, rows_per_band] -> void[n]."""
-    return whole(np.ascontiguousarray(band).view(np.uint8))
-
-
-def _holders(
-    stored: list[npt.NDArray[np.uint32]], band: slice, names: npt.NDArray[np.void]
-) -> tuple[I64, npt.NDArray[np.void]]:
-    """The rows that have words and one of the named values in a band, over all units, and their values."""
-    found, values, first = [np.empty(0, np.int64)], [names[:0]], 0
-    for signatures in stored:
-        some = _values(signatures[:, band])
-        rows = np.flatnonzero(np.isin(some, names))
-        rows = rows[(signatures[rows] != 0xFFFFFFFF).any(axis=1)]
-        found.append(first + rows)
-        values.append(some[rows])
-        first += len(signatures)
-    return np.concatenate(found), np.concatenate(values)
-
-
-def _not_drawn_from_the_corpus(told: _Told) -> Iterator[str]:
+def _not_drawn_from_the_corpus(told: ToldHits) -> Iterator[str]:
     for reference in told.stage.recipe.references:
         outside = sum(text not in told.row_of for text in told.sets[reference.name])
         if isinstance(reference, TokenizerSample) and outside:
             yield f"{reference.name}: {outside:,} of its texts are not in the corpus"
 
 
-def _matched_otherwise(told: _Told) -> Iterator[str]:
+def _matched_otherwise(told: ToldHits) -> Iterator[str]:
     """Hits of whole texts that are missing, and such that nothing explains."""
     found = Counter(_key_of(hit) for hit in told.hits if hit["kind"] != "overlap")
     exact = {(name, text, text) for name, texts in told.sets.items() for text in texts if text in told.row_of}
@@ -265,7 +106,7 @@ def _hit_otherwise(surplus: set[tuple[str, bytes, bytes]], missing: set[tuple[st
         yield f"{name}: a hit says that {text.hex()[:16]} is near {document.hex()[:16]}, and it is not"
 
 
-def _first_of_each_band(told: _Told) -> set[tuple[str, bytes, bytes]]:
+def _first_of_each_band(told: ToldHits) -> set[tuple[str, bytes, bytes]]:
     """Each reference text with the smallest document of those that share a band with it, band by band."""
     names, signatures = told.references()
     if not names:
@@ -278,7 +119,7 @@ def _first_of_each_band(told: _Told) -> set[tuple[str, bytes, bytes]]:
     }
 
 
-def _alike(told: _Told) -> set[tuple[str, bytes, bytes]]:
+def _alike(told: ToldHits) -> set[tuple[str, bytes, bytes]]:
     """Of some reference texts that are not in the corpus, the documents that share a band and are alike: a sample."""
     names, signatures = told.references()
     keys = sampling_keys([text for _, text in names], told.stage.recipe.seed)
@@ -302,7 +143,7 @@ def _alike(told: _Told) -> set[tuple[str, bytes, bytes]]:
     return found
 
 
-def _affordable(told: _Told, pairs: Any) -> list[Any]:
+def _affordable(told: ToldHits, pairs: Any) -> list[Any]:
     """Pairs of a set's text and a document, by a keyed hash of the document, while their texts are not too much."""
     listed = sorted(pairs)
     text_bytes, row_of = told.text_bytes(), told.rows_of(document for _, document in listed)
@@ -313,7 +154,7 @@ def _affordable(told: _Told, pairs: Any) -> list[Any]:
     return [listed[number] for number in within_budget(sizes, keys)]
 
 
-def _not_alike(told: _Told) -> set[tuple[str, bytes, bytes]]:
+def _not_alike(told: ToldHits) -> set[tuple[str, bytes, bytes]]:
     """Hits of near copies that share no band, or whose similarity is stated below the limit."""
     names, signatures = told.references()
     number_of = {name: number for number, name in enumerate(names)}
@@ -334,7 +175,7 @@ def _not_alike(told: _Told) -> set[tuple[str, bytes, bytes]]:
     return found
 
 
-def _misstated_hits(told: _Told) -> Iterator[str]:
+def _misstated_hits(told: ToldHits) -> Iterator[str]:
     """Similarities that the texts do not have, on a sample, and runs of words where the whole text is the hit."""
     known = []
     for hit in told.hits:
@@ -359,7 +200,7 @@ def _misstated_hits(told: _Told) -> Iterator[str]:
             yield f"{where}: expected no run of words, found {hit['num_ngrams']:,} and {hit['excerpt'][:60]!r}"
 
 
-def _overlaps_found_otherwise(told: _Told) -> Iterator[str]:
+def _overlaps_found_otherwise(told: ToldHits) -> Iterator[str]:
     """Hits by runs of words, recounted with Python sets on a sample of the hits and of all documents."""
     searched = searched_runs(told.stage, told.lsh_clusters, told.reference_sets)
     for name, runs in searched.items():
@@ -386,7 +227,7 @@ def _first_run(text: str, ngram: int, found: set[tuple[str, ...]]) -> str:
     return " ".join(next(run for run in runs_in_order(text, ngram) if run in found))
 
 
-def _other_boilerplate(told: _Told) -> Iterator[str]:
+def _other_boilerplate(told: ToldHits) -> Iterator[str]:
     """Runs of words that are called boilerplate: a sample of the rarest, and how many texts of the set hold each."""
     overlaps = overlaps_of(told.stage.recipe)
     stored = told.stage.table(told.lsh_clusters, BOILERPLATE_NAME).to_pylist()
@@ -411,7 +252,7 @@ def _called(row: Mapping[str, Any]) -> str:
     return f"{row['reference_set']}: {row['ngram'][:60]!r} is called boilerplate"
 
 
-def _barred_otherwise(told: _Told) -> Iterator[str]:
+def _barred_otherwise(told: ToldHits) -> Iterator[str]:
     """Rows that are barred by other sets than those that hit their cluster; in mode exact, what is near them."""
     groups = _groups(told)
     matched: dict[int, set[str]] = {}
@@ -433,7 +274,7 @@ def _barred_otherwise(told: _Told) -> Iterator[str]:
         )
 
 
-def _groups(told: _Told) -> I64:
+def _groups(told: ToldHits) -> I64:
     """Number of each row's group, all of which a hit on one of them bars."""
     if told.stage.recipe.dedup.mode != "exact" or not told.hits:
         return group_numbers(told.ids("cluster_id"))
@@ -441,7 +282,7 @@ def _groups(told: _Told) -> I64:
     return near_components(told.doc_ids, signatures, told.rows_per_band).astype(np.int64)
 
 
-def _misstated_counts(told: _Told) -> Iterator[str]:
+def _misstated_counts(told: ToldHits) -> Iterator[str]:
     """Numbers of the manifest about each set."""
     stated = told.stage.open(told.lsh_clusters)[1].counts["references"]
     found, names = told.named("references")

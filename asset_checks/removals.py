@@ -1,55 +1,23 @@
 """Promise: nothing is removed without evidence, and what is told of what was removed is so."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from itertools import chain, combinations
 from math import fsum
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asset_checks.clusters import (
-    AGAIN,
-    DUPLICATES,
-    I64,
-    PLACE,
-    all_signatures,
-    near_components,
-    other_rows,
-    place_columns,
-    rows_of,
-    text_bytes,
-)
-from asset_checks.columns import (
-    U8,
-    Numbers,
-    find_rows,
-    group_numbers,
-    joined,
-    named,
-    places_in,
-    sorted_rows,
-    whole,
-)
-from asset_checks.similarity import (
-    MAX_COMPARED_BYTES,
-    jaccard,
-    sampling_keys,
-    shingle_hashes,
-    texts_of,
-    within_budget,
-)
+from asset_checks.columns import I64, U8, Numbers, named, places_in, whole
+from asset_checks.components import all_signatures, near_components
+from asset_checks.decisions import AGAIN, DUPLICATES, PLACE, other_rows, place_columns
+from asset_checks.similarity import MAX_COMPARED_BYTES, jaccard, sampling_keys, shingle_hashes, within_budget
+from asset_checks.told_removals import Row, ToldRemovals, ids_of_rows
 from asset_checks.verdicts import Verdict, law, verdict_of
-from pipeline_assets.clusters import slice_name, split_units
-from pipeline_assets.corpus import PAIRS_AT_ONCE, Corpus
 from pipeline_assets.duplicates import (
     BY_PAIR_NAME,
-    EVIDENCE_NAME,
     EXAMPLES_NAME,
     EXAMPLES_PER_RANGE,
     EXCERPT_CHARACTERS,
@@ -60,14 +28,11 @@ from pipeline_assets.duplicates import (
 )
 from pipeline_assets.reference_hits import HITS_NAME
 from pipeline_assets.signatures import minhash_params
-from pipeline_assets.source import ROWS_NAME, pool_names
-from pipeline_assets.stripes import Stage, units_in
+from pipeline_assets.source import pool_names
+from pipeline_assets.stripes import Stage
 from pipeline_assets.transforms.duplicates import SIMILARITY_EDGES
 from pipeline_assets.transforms.rows import doc_id_matrix
 from resources.artifact_store import ArtifactRef
-from training_io.hashing import derive_seed, keyed_hash
-
-Row = dict[str, Any]
 
 
 def every_removal_has_evidence(
@@ -78,7 +43,7 @@ def every_removal_has_evidence(
     Its other columns, the examples, the largest clusters, the table by pools and crawls and the counts are recounted
     from rows, texts and signatures; similarities on a sample.
     """
-    told = _Told(stage, lsh_clusters, raw_row_groups, minhash_signatures)
+    told = ToldRemovals(stage, lsh_clusters, raw_row_groups, minhash_signatures)
     if violations := other_rows(stage, told.table, raw_row_groups):
         return verdict_of("one row of evidence a removal", violations, f"{told.table.num_rows:,} decisions")
     violations = _other_pairs(told)
@@ -91,132 +56,7 @@ def every_removal_has_evidence(
     )
 
 
-@dataclass(frozen=True)
-class _Told:
-    """All decisions beside the rows that they are about, and what was told of them; rows by number, unit after unit."""
-
-    stage: Stage
-    lsh_clusters: ArtifactRef
-    raw_row_groups: ArtifactRef
-    minhash_signatures: ArtifactRef
-
-    @cached_property
-    def units(self) -> list[ArtifactRef]:
-        return units_in(self.stage, self.raw_row_groups)
-
-    @cached_property
-    def corpus(self) -> Corpus:
-        return Corpus(self.stage, self.units, split_units(units_in(self.stage, self.minhash_signatures))[0])
-
-    def decided(self, *columns: str) -> Iterator[pa.Table]:
-        """Columns of the decisions, unit after unit."""
-        return (self.stage.table(self.lsh_clusters, slice_name(unit.unit), columns) for unit in self.units)
-
-    def read(self, *columns: str) -> Iterator[pa.Table]:
-        """Columns of the rows that were decided about, unit after unit."""
-        return (self.stage.table(unit, ROWS_NAME, columns) for unit in self.units)
-
-    def ids(self, column: str) -> U8:
-        """A column of doc_ids of all decisions: uint8[n, 32]; not kept, for there are several."""
-        return joined(doc_id_matrix(table.column(column)) for table in self.decided(column))
-
-    @cached_property
-    def table(self) -> pa.Table:
-        """Whether each row is kept, and barred."""
-        return pa.concat_tables(self.decided("kept", "barred"))
-
-    @cached_property
-    def reasons(self) -> tuple[Numbers, list[str]]:
-        return named(table.column("reason") for table in self.decided("reason"))
-
-    @cached_property
-    def names(self) -> dict[str, tuple[Numbers, list[str]]]:
-        """Number of each row's pool and crawl, and their names, sorted."""
-        return {by: named(table.column(by) for table in self.read(by)) for by in ("pool", "dump")}
-
-    def rows(self, numbers: Sequence[int] | I64, *columns: str) -> list[Row]:
-        """Some rows, as the source has them."""
-        wanted, places = np.unique(np.asarray(numbers, np.int64), return_inverse=True)
-        found = self.corpus.rows(wanted, columns).take(pa.array(places))
-        rows: list[Row] = pa.table({name: found.column(name).fill_null("") for name in columns}).to_pylist()
-        return rows
-
-    def stored(self, name: str) -> list[Row]:
-        found: list[Row] = self.stage.table(self.lsh_clusters, name).to_pylist()
-        return found
-
-    @cached_property
-    def evidence(self) -> pa.Table:
-        return self.stage.table(self.lsh_clusters, EVIDENCE_NAME)
-
-    @cached_property
-    def num_bytes(self) -> I64:
-        return text_bytes(self.stage, self.raw_row_groups)
-
-    @cached_property
-    def clusters(self) -> I64:
-        """Number of each row's cluster."""
-        return group_numbers(self.ids("cluster_id"))
-
-    @cached_property
-    def removed(self) -> I64:
-        """The rows that were removed for another one."""
-        numbers, names = self.reasons
-        return np.flatnonzero(np.isin(numbers, places_in(names, pa.array(DUPLICATES))))
-
-    @cached_property
-    def removed_ids(self) -> U8:
-        """Their doc_ids: uint8[r, 32]."""
-        return _ids_of_rows(self.read("doc_id"), self.removed)
-
-    @cached_property
-    def named_ids(self) -> U8:
-        """The doc_ids for which they were removed: uint8[r, 32]."""
-        return _ids_of_rows(self.decided("kept_doc_id"), self.removed)
-
-    @cached_property
-    def kept(self) -> I64:
-        """For each of those, the row that is kept in its place (itself where there is none)."""
-        kept = np.flatnonzero(self.table.column("kept"))
-        doc_ids = _ids_of_rows(self.decided("doc_id"), kept)
-        found = find_rows(doc_ids, sorted_rows(doc_ids), self.named_ids)
-        return np.where(found < 0, self.removed, np.append(kept, -1)[found])
-
-    @cached_property
-    def pairs(self) -> tuple[I64, I64]:
-        """Numbers of the pairs of removed and kept texts, ascending with them: of the removals, of the evidence."""
-        stated = (doc_id_matrix(self.evidence.column(f"{side}_doc_id")) for side in ("removed", "kept"))
-        both = [np.hstack([self.removed_ids, self.named_ids]), np.hstack([*stated])]
-        numbers = group_numbers(joined(both, 64))
-        return numbers[: len(self.removed)], numbers[len(self.removed) :]
-
-    def shared_bands(self) -> I64:
-        """In how many bands each removed row's signature has the values of the kept one's."""
-        rows_per_band = minhash_params(self.stage.recipe).rows_per_band
-        found = np.empty(len(self.removed), np.int64)
-        for start in range(0, len(found), PAIRS_AT_ONCE):
-            some = slice(start, start + PAIRS_AT_ONCE)
-            wanted, places = np.unique(np.stack([self.removed[some], self.kept[some]]), return_inverse=True)
-            signatures = self.corpus.signatures(wanted)
-            removed, kept = (signatures[rows] for rows in places.reshape(2, -1))
-            equal = (removed == kept).reshape(len(removed), -1, rows_per_band)
-            found[some] = equal.all(axis=2).sum(axis=1)
-        return found
-
-    def keys(self, doc_ids: U8, purpose: str) -> npt.NDArray[np.uint64]:
-        """The keyed hashes by which the stage chose what to show, and those by which a sample is drawn here."""
-        return keyed_hash(doc_ids, derive_seed(self.stage.recipe.seed, purpose))
-
-    def texts(self, doc_ids: set[bytes]) -> dict[bytes, str]:
-        return texts_of(self.stage, self.raw_row_groups, doc_ids)
-
-
-def _ids_of_rows(tables: Iterable[pa.Table], rows: I64) -> U8:
-    """The doc_ids in the only column of some rows, which ascend, of tables one after another: uint8[len(rows), 32]."""
-    return doc_id_matrix(rows_of(tables, rows).column(0))
-
-
-def _other_pairs(told: _Told) -> list[str]:
+def _other_pairs(told: ToldRemovals) -> list[str]:
     """Pairs of texts that are not removed as often as the evidence says, first those that are more often."""
     removed, stated = told.pairs
     size = max(removed.max(initial=-1), stated.max(initial=-1)) + 1
@@ -242,7 +82,7 @@ def _shown(value: Any) -> str:
     return value.hex()[:16] if isinstance(value, bytes) else repr(value)[:80]
 
 
-def _misstated_evidence(told: _Told) -> Iterator[str]:
+def _misstated_evidence(told: ToldRemovals) -> Iterator[str]:
     """Rows of evidence whose names, bytes and bands are not those of the removal, laid side by side by pair and names.
 
     And similarities, on a sample of the pairs.
@@ -277,7 +117,7 @@ def _misstated_evidence(told: _Told) -> Iterator[str]:
     yield from _misstated_similarities(told)
 
 
-def _names_of_removals(told: _Told) -> dict[str, Any]:
+def _names_of_removals(told: ToldRemovals) -> dict[str, Any]:
     """Pool and crawl of each removed row and of the one kept in its place, as numbers into sorted names."""
     return {
         f"{side}_{by}": (numbers[rows], names)
@@ -294,7 +134,7 @@ def _value(number: Any, names: Sequence[str] | None) -> Any:
     return number.item() if names is None else names[number]
 
 
-def _misstated_similarities(told: _Told) -> Iterator[str]:
+def _misstated_similarities(told: ToldRemovals) -> Iterator[str]:
     removed, stated = told.pairs
     firsts = np.sort(np.unique(removed, return_index=True)[1])
     sizes = told.num_bytes[told.removed[firsts]] + told.num_bytes[told.kept[firsts]]
@@ -313,7 +153,7 @@ def _misstated_similarities(told: _Told) -> Iterator[str]:
         yield from _differing(f"the evidence of {pair[0].hex()[:16]}", {"jaccard": alike}, found)
 
 
-def _misstated_pairs(told: _Told) -> Iterator[str]:
+def _misstated_pairs(told: ToldRemovals) -> Iterator[str]:
     wanted: list[Row] = []
     for by, (numbers, names) in told.names.items():
         pairs = numbers[told.removed].astype(np.int64) * len(names) + numbers[told.kept]
@@ -336,7 +176,7 @@ def _other_table(name: str, wanted: Sequence[Row], found: Sequence[Row]) -> Iter
         yield from _differing(f"{name}: row {number:,}", one, other)
 
 
-def _misstated_examples(told: _Told) -> Iterator[str]:
+def _misstated_examples(told: ToldRemovals) -> Iterator[str]:
     """Of each range of similarity the removed texts of the smallest keys, most alike first."""
     similarities = told.evidence.column("jaccard").to_numpy()
     keys, numbers = np.unique(
@@ -361,7 +201,7 @@ def _misstated_examples(told: _Told) -> Iterator[str]:
     yield from _other_table(EXAMPLES_NAME, wanted, told.stored(EXAMPLES_NAME))
 
 
-def _misstated_clusters(told: _Told) -> Iterator[str]:
+def _misstated_clusters(told: ToldRemovals) -> Iterator[str]:
     """The clusters of most rows, those of some of their rows that are compared; similarities on a sample of them."""
     largest = _largest(told)
     doc_ids = told.ids("doc_id")
@@ -387,7 +227,7 @@ def _misstated_clusters(told: _Told) -> Iterator[str]:
     yield from _other_table(LARGEST_NAME, wanted, told.stored(LARGEST_NAME))
 
 
-def _largest(told: _Told) -> list[tuple[bytes, I64]]:
+def _largest(told: ToldRemovals) -> list[tuple[bytes, I64]]:
     """The clusters of most rows and their rows, of equal size those of the smallest key first."""
     by_cluster = np.argsort(told.clusters, kind="stable")
     ends = np.cumsum(np.bincount(told.clusters))
@@ -407,7 +247,7 @@ def _alike(texts: Sequence[str], ngram: int) -> dict[str, float]:
     return {"min_jaccard": min(found), "mean_jaccard": fsum(found) / len(found)}
 
 
-def _first_row(told: _Told, doc_ids: U8, members: I64) -> int:
+def _first_row(told: ToldRemovals, doc_ids: U8, members: I64) -> int:
     """The row of a cluster's smallest doc_id, of several the first one in the source."""
     ids = whole(doc_ids[members])
     rows = members[ids == ids[np.argsort(ids)[0]]]
@@ -415,10 +255,10 @@ def _first_row(told: _Told, doc_ids: U8, members: I64) -> int:
     return int(rows[np.lexsort(place[::-1])[0]])
 
 
-def _kept_of_rows(told: _Told, rows: Sequence[int]) -> list[bytes]:
+def _kept_of_rows(told: ToldRemovals, rows: Sequence[int]) -> list[bytes]:
     """What is kept for some rows."""
     wanted, places = np.unique(np.array(rows, np.int64), return_inverse=True)
-    return [kept.tobytes() for kept in _ids_of_rows(told.decided("kept_doc_id"), wanted)[places]]
+    return [kept.tobytes() for kept in ids_of_rows(told.decided("kept_doc_id"), wanted)[places]]
 
 
 def _tally(names: Iterator[str]) -> str:
@@ -427,7 +267,7 @@ def _tally(names: Iterator[str]) -> str:
     return ", ".join([f"{name} × {count}" for name, count in counted[:NUM_NAMED]] + others)
 
 
-def _misstated_counts(told: _Told) -> Iterator[str]:
+def _misstated_counts(told: ToldRemovals) -> Iterator[str]:
     """Numbers of the manifest; those of reference sets and of verification are others' to judge."""
     sizes = np.bincount(told.clusters)
     by_size = dict(zip(*(column.tolist() for column in np.unique(sizes, return_counts=True)), strict=True))
@@ -456,7 +296,7 @@ def _misstated_counts(told: _Told) -> Iterator[str]:
             yield f"{name}: counted {number}, found {stated[name]} in the manifest"
 
 
-def _dumps_of_clusters(told: _Told, sizes: I64) -> I64:
+def _dumps_of_clusters(told: ToldRemovals, sizes: I64) -> I64:
     """Of how many crawls the rows of each cluster of several rows are."""
     numbers, names = told.names["dump"]
     shared = np.flatnonzero(sizes[told.clusters] > 1)
@@ -469,7 +309,7 @@ def _size_label(size: int) -> str:
     return str(size) if size < 5 else f"{max(5, low)} to {2 * low - 1}"
 
 
-def _of_pool(told: _Told, name: str) -> dict[str, int]:
+def _of_pool(told: ToldRemovals, name: str) -> dict[str, int]:
     numbers, names = told.names["pool"]
     inside = np.flatnonzero(numbers == names.index(name)) if name in names else np.empty(0, np.int64)
     removed = np.intersect1d(inside, told.removed)
@@ -481,7 +321,7 @@ def _of_pool(told: _Told, name: str) -> dict[str, int]:
     }
 
 
-def _excluded_without_a_hit(told: _Told) -> list[str]:
+def _excluded_without_a_hit(told: ToldRemovals) -> list[str]:
     """Documents that a reference set removed although nothing that is near them is a hit of a set that excludes."""
     numbers, names = told.reasons
     is_excluded = numbers == (names.index("reference") if "reference" in names else -1)

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_assets.recipe import Overlap
 from pipeline_assets.reference_hits import BOILERPLATE_NAME, overlaps_of
+from pipeline_assets.sections.references import Overlap
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage, units_in
 from pipeline_assets.transforms.words import words

@@ -4,37 +4,30 @@ The experiments of `training_io.preflight`, on the run's own model and the first
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asset_checks.trained_run import (
+    MAX_TOKENS,
+    checkpoint_of,
+    experiment,
+    first_batch,
+    inputs_of_step,
+    plan_of,
+    step_source,
+    stream_identity,
+    trained_model,
+)
 from asset_checks.verdicts import Verdict, law, verdict_of
 from pipeline_assets.stripes import Stage
-from pipeline_assets.training import CHECKPOINT_FOLDER, CURVES_NAME, model_config
+from pipeline_assets.training import CURVES_NAME
 from resources.artifact_store import ArtifactRef
 from resources.tables import read_json
 from training_io.batch import PackedBatch
-from training_io.hashing import identity_of
-from training_io.manifest import load_manifest
-from training_io.plan import Plan, load_plan
-from training_io.sampler import Sampler
-from training_io.segments import offsets_of
-from training_io.window_source import WindowSource
-from training_io.windows import WindowLoader
-
-if TYPE_CHECKING:
-    from training_io.checkpoint import Checkpoint
-    from training_io.model import Model, ModelConfig
-    from training_io.stream import StepSource
 
 MAX_POKED_SEGMENTS = 4
 MAX_POKED_TOKENS = 1_024
-MAX_TOKENS = 192  # of an experiment: enough for three segments, and a run's checks take a second or two
 
 
 def no_token_sees_another_document(
@@ -46,7 +39,7 @@ def no_token_sees_another_document(
     from training_io import preflight
 
     model = trained_model(stage, varlen_training_run, packing_plan)
-    batch = _first_segments(_first_batch(stage, packing_plan))
+    batch = _first_segments(first_batch(stage, packing_plan))
     violations = preflight.no_token_sees_another(model, batch)
     num_poked = int((np.diff(batch.cu_seqlens) > 1).sum())
     return Verdict(
@@ -63,7 +56,7 @@ def packed_equals_separate(stage: Stage, varlen_training_run: ArtifactRef, packi
     from training_io import preflight
 
     expected = f"logits, loss and gradients of packed and separate segments equal to {preflight.TOLERANCE:g}"
-    with _experiment(stage, varlen_training_run, packing_plan) as (model, batch):
+    with experiment(stage, varlen_training_run, packing_plan) as (model, batch):
         return verdict_of(expected, preflight.packed_equals_separate(model, batch), _described(batch))
 
 
@@ -72,7 +65,7 @@ def padding_changes_nothing(stage: Stage, varlen_training_run: ArtifactRef, pack
     from training_io import preflight
 
     expected = f"loss and gradients of padded and packed segments equal to {preflight.TOLERANCE:g}"
-    with _experiment(stage, varlen_training_run, packing_plan) as (model, batch):
+    with experiment(stage, varlen_training_run, packing_plan) as (model, batch):
         return verdict_of(expected, preflight.padded_equals_packed(model, batch), _described(batch))
 
 
@@ -85,9 +78,9 @@ def positions_restart_with_each_document(
         return chosen
     from training_io import preflight
 
-    plan, whole = _plan(stage, packing_plan), _first_batch(stage, packing_plan)
+    plan, whole = plan_of(stage, packing_plan), first_batch(stage, packing_plan)
     violations = preflight.positions_restart(whole, plan.index.eos_id)
-    with _experiment(stage, varlen_training_run, packing_plan) as (model, batch):
+    with experiment(stage, varlen_training_run, packing_plan) as (model, batch):
         violations += preflight.positions_are_relative(model, batch)
     return verdict_of(expected, violations, f"{len(whole.inputs):,} positions, and {_described(batch)}")
 
@@ -97,7 +90,7 @@ def loss_knows_no_microbatches(stage: Stage, varlen_training_run: ArtifactRef, p
     from training_io import preflight
 
     expected = f"loss and gradients of one and of two microbatches equal to {preflight.TOLERANCE:g}"
-    with _experiment(stage, varlen_training_run, packing_plan) as (model, batch):
+    with experiment(stage, varlen_training_run, packing_plan) as (model, batch):
         return verdict_of(expected, preflight.loss_knows_no_microbatches(model, batch), _described(batch))
 
 
@@ -110,7 +103,7 @@ def attention_backends_agree(stage: Stage, varlen_training_run: ArtifactRef, pac
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     backends, trained = preflight.backends_on(device), preflight.backends_with_gradients(device)
-    with _experiment(stage, varlen_training_run, packing_plan) as (model, batch):
+    with experiment(stage, varlen_training_run, packing_plan) as (model, batch):
         violations = preflight.backends_agree(model, batch, device, backends)
     missing = ", ".join(sorted(set(BACKENDS) - set(backends)))
     untrained = ", ".join(f"{name}'s gradients" for name in backends if name not in trained)
@@ -125,17 +118,17 @@ def resumed_sampler_gives_the_next_step(
     stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef
 ) -> Verdict:
     """The state in the run's checkpoint goes on with the step behind its last one, token by token."""
-    stored, plan = _checkpoint(stage, varlen_training_run), _plan(stage, packing_plan)
-    state, identity = stored.payload["stream"], _stream_identity(stage, plan)
+    stored, plan = checkpoint_of(stage, varlen_training_run), plan_of(stage, packing_plan)
+    state, identity = stored.payload["stream"], stream_identity(stage, plan)
     what = "the step behind the checkpoint's, as the plan has it"
     if state["plan"] != identity:
         violation = f"expected a state of {identity[:12]}…, what the recipe reads, found one of {state['plan'][:12]}…"
         return verdict_of(what, [violation], f"the checkpoint of step {stored.step:,}")
-    source = _step_source(stage, plan, identity)
+    source = step_source(stage, plan, identity)
     source.load_state_dict(state)
     batches = source.next_step()
     found = np.concatenate([batch.inputs for batch in batches])
-    expected = _inputs_of_step(stage, plan, stored.step)
+    expected = inputs_of_step(stage, plan, stored.step)
     differs = len(found) != len(expected) or bool((found != expected).any())
     violations = [f"step {stored.step + 1:,}: other inputs than its packs or windows hold"] * differs
     if source.state_dict() == state:
@@ -154,7 +147,7 @@ def first_loss_is_that_of_guessing(
     from training_io import preflight
 
     recorded = read_json(stage.folder(varlen_training_run) / CURVES_NAME)["train"][0]
-    with _experiment(stage, varlen_training_run, packing_plan) as (model, _):
+    with experiment(stage, varlen_training_run, packing_plan) as (model, _):
         violations = preflight.first_loss_is_uniform(model, MAX_TOKENS)
     violations += preflight.off_uniform("step 1", recorded, model.config)
     guessing = preflight.first_loss_of(model.config)
@@ -166,7 +159,7 @@ def one_pack_can_be_overfitted(stage: Stage, varlen_training_run: ArtifactRef, p
     """A copy of the model learns a few tokens of the first pack by heart."""
     from training_io import preflight
 
-    with _experiment(stage, varlen_training_run, packing_plan) as (model, batch):
+    with experiment(stage, varlen_training_run, packing_plan) as (model, batch):
         violations = preflight.one_pack_is_overfitted(model, batch)
     expected = f"half of the loss on {preflight.OVERFIT_TOKENS} tokens after {preflight.OVERFIT_STEPS} steps on them"
     return verdict_of(expected, violations, "a copy of the model, trained on the first pack alone")
@@ -186,122 +179,8 @@ def _chosen_without_mask(stage: Stage, expected: str) -> Verdict | None:
     )
 
 
-@contextmanager
-def _experiment(
-    stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef
-) -> "Iterator[tuple[Model, PackedBatch]]":
-    """The run's model in float64 on the CPU, and an excerpt of the first batches; without a mask, rows are segments.
-
-    A small model on one thread.
-    """
-    from training_io.model import num_parameters
-    from training_io.preflight import SMALL_PARAMETERS, excerpt, on_one_thread, together
-
-    config = _config_of(stage, packing_plan)
-    with on_one_thread() if num_parameters(config) < SMALL_PARAMETERS else nullcontext():
-        model = _wide_model(stage.folder(varlen_training_run) / CHECKPOINT_FOLDER, varlen_training_run.digest, config)
-        source, batches = _step_source(stage, _plan(stage, packing_plan)), list[PackedBatch]()
-        while sum(len(batch.inputs) for batch in batches) < MAX_TOKENS:  # a step of a short context has two tokens
-            batches += source.next_step()
-        yield model, excerpt(together(batches), MAX_TOKENS)
-
-
-@lru_cache(maxsize=1)  # one for all checks of a run; the digest tells a run from one that was rebuilt in its place
-def _wide_model(checkpoint: Path, digest: str, config: "ModelConfig") -> "Model":
-    import torch
-
-    from training_io.checkpoint import load_checkpoint
-    from training_io.model import Model
-
-    model = Model(config, torch.Generator().manual_seed(0), backend="sdpa")
-    model.load_state_dict(load_checkpoint(checkpoint).payload["model"])
-    return model.double()
-
-
-def _config_of(stage: Stage, packing_plan: ArtifactRef) -> "ModelConfig":
-    shards = _plan(stage, packing_plan).shards
-    config: ModelConfig = model_config(stage, int(load_manifest(shards.path).counts["vocab_size"]))
-    return config
-
-
-def _checkpoint(stage: Stage, varlen_training_run: ArtifactRef) -> "Checkpoint":
-    from training_io.checkpoint import load_checkpoint
-
-    return load_checkpoint(stage.folder(varlen_training_run) / CHECKPOINT_FOLDER)
-
-
-def _plan(stage: Stage, packing_plan: ArtifactRef) -> Plan:
-    return load_plan(stage.folder(packing_plan), "train", allow_quarantined=True)
-
-
 def _described(batch: PackedBatch) -> str:
     return f"{len(batch.inputs):,} tokens in {len(batch.segment_doc):,} segments of the first batches, in float64"
-
-
-def _first_batch(stage: Stage, packing_plan: ArtifactRef) -> PackedBatch:
-    """The first microbatch that the recipe trains on, of packs or of windows."""
-    return _step_source(stage, _plan(stage, packing_plan)).next_step()[0]
-
-
-def _step_source(stage: Stage, plan: Plan, identity: str = "") -> "StepSource":
-    """Steps as the recipe's layout has them; windows with a mask are cut at documents."""
-    windows = stage.recipe.training.windows
-    if windows is None:
-        return Sampler(plan)
-    loader = WindowLoader(
-        [plan.shards.path / name for name in plan.index.shard_files], windows.batch_size, windows.length
-    )
-    return WindowSource(
-        loader,
-        identity,
-        accumulation=windows.accumulation,
-        rank=0,
-        world_size=1,
-        document_offsets=offsets_of(plan.index.lengths) if windows.document_mask else None,
-    )
-
-
-def _stream_identity(stage: Stage, plan: Plan) -> str:
-    """What a state of the recipe's steps must say it is of: the plan, or the shards with the windows' shape."""
-    windows = stage.recipe.training.windows
-    if windows is None:
-        return plan.identity
-    manifest = load_manifest(plan.shards.path)
-    return identity_of(
-        {
-            "shards": [manifest.identity, manifest.digest],
-            "split": plan.split,
-            "windows": [windows.batch_size, windows.length, windows.accumulation],
-            **({"document_mask": True} if windows.document_mask else {}),
-        }
-    )
-
-
-def _inputs_of_step(stage: Stage, plan: Plan, number: int) -> np.ndarray[Any, Any]:
-    """Inputs of a step of the run, counted from 0, taken from the shards without the sampler."""
-    windows = stage.recipe.training.windows
-    if windows is not None:
-        size = windows.batch_size * windows.length
-        num_batches = (plan.index.num_tokens - 1) // size
-        firsts = [(number * windows.accumulation + i) % num_batches * size for i in range(windows.accumulation)]
-        return np.concatenate([_tokens(plan, first, first + size) for first in firsts])
-    epoch, step = divmod(number, plan.num_steps)
-    documents = offsets_of(plan.index.lengths)
-    inputs = []
-    for pack in plan.step_packs(epoch, step).tolist():
-        segments = plan.order[plan.pack_offsets[pack] : plan.pack_offsets[pack + 1]]
-        for doc, start, end in zip(*plan.locate(segments), strict=True):
-            inputs.append(_tokens(plan, documents[doc] + start, documents[doc] + end))
-    return np.concatenate(inputs)
-
-
-def _tokens(plan: Plan, start: int, end: int) -> np.ndarray[Any, Any]:
-    """Tokens [start, end) of the split's shards read as one stream."""
-    parts, first = [], 0
-    for shard in plan.token_shards:
-        parts.append(shard[max(start - first, 0) : max(end - first, 0)])
-        first += len(shard)
-    return np.concatenate(parts)
 
 
 def _first_segments(batch: PackedBatch) -> PackedBatch:
@@ -318,22 +197,6 @@ def _first_segments(batch: PackedBatch) -> PackedBatch:
         max_seqlen=int(np.diff(cu_seqlens).max()),
         segment_doc=batch.segment_doc[: len(cu_seqlens) - 1],
     )
-
-
-def trained_model(stage: Stage, varlen_training_run: ArtifactRef, packing_plan: ArtifactRef) -> "Model":
-    """The run's model with its final weights, with the attention it was trained with where this machine has it."""
-    import torch
-
-    from training_io.model import Model
-
-    counts = varlen_training_run.counts
-    is_on_gpu = counts["device"].startswith("cuda") and torch.cuda.is_available()
-    backend = counts["attention"] if is_on_gpu else "sdpa"
-    model = Model(_config_of(stage, packing_plan), torch.Generator().manual_seed(0), backend=backend)
-    model.load_state_dict(_checkpoint(stage, varlen_training_run).payload["model"])
-    if backend == "varlen":
-        model = model.to(torch.bfloat16)  # its kernel knows half precision only
-    return model.to("cuda" if is_on_gpu else "cpu").eval()
 
 
 def validation_loss_falls(stage: Stage, varlen_training_run: ArtifactRef) -> Verdict:

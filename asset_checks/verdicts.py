@@ -19,9 +19,10 @@ import dagster as dg
 from asset_checks.remembered import forget, recall, remember
 from pipeline_assets.basis import basis_of
 from pipeline_assets.event_size import PAGES_FOLDER, within_event
+from pipeline_assets.ops import merged_lineage
 from pipeline_assets.references import run_ids_of, tag_revision
 from pipeline_assets.report import rows_metadata
-from pipeline_assets.stripes import Stage, merged_lineage, number_in_words, stage_of, time_in_words
+from pipeline_assets.stripes import Stage, number_in_words, stage_of, time_in_words
 from pipeline_assets.verdict_records import (
     MAX_EXAMPLES,
     VERDICTS_FOLDER,

@@ -19,7 +19,8 @@ from packing import BUFFER, CAPACITY, web_lengths
 
 from training_io.batch import PackedBatch
 from training_io.document_index import cut_shards, index_of
-from training_io.plan import ShardsReference, plan_packs
+from training_io.plan import ShardsReference
+from training_io.planning import plan_packs
 from training_io.sampler import Sampler
 from training_io.shard_format import write_shard
 

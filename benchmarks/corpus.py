@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline_assets.recipe import PackagesSource, load_recipe
+from pipeline_assets.recipe_file import load_recipe
+from pipeline_assets.sections.source import PackagesSource
 from resources.package_corpus import choose_texts, offered_texts, runtime_distributions, write_package_corpus
 from training_io.errors import SourceError
 

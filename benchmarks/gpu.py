@@ -42,7 +42,8 @@ from training_io.document_index import cut_shards, index_of
 from training_io.flops import peak_flops, step_flops
 from training_io.model import Model, ModelConfig, num_parameters, preset
 from training_io.model_presets import MODEL_PRESETS
-from training_io.plan import Plan, ShardsReference, plan_packs
+from training_io.plan import Plan, ShardsReference
+from training_io.planning import plan_packs
 from training_io.preflight import first_loss_of
 from training_io.shard_format import write_shard
 from training_io.staging import DeviceBatch, HostBatch, stage_for

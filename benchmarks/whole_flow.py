@@ -30,7 +30,7 @@ from corpus import Text, altered_copy, limited, write_parquet
 from measure import Bar, Row, alternate, seconds_of
 from peer_environment import running_peer
 
-from pipeline_assets.recipe import load_recipe
+from pipeline_assets.recipe_file import load_recipe
 from resources.tokenizer import load_tokenizer, train_tokenizer
 
 NAME = "whole_flow"

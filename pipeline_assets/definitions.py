@@ -6,6 +6,8 @@ from asset_checks import clusters as cluster_checks
 from asset_checks import handoff as handoff_checks
 from asset_checks import headroom as headroom_checks
 from asset_checks import hits as hit_checks
+from asset_checks import kept as kept_checks
+from asset_checks import leaks as leak_checks
 from asset_checks import ledger as ledger_checks
 from asset_checks import packs as pack_checks
 from asset_checks import quality_report as quality_report_checks
@@ -24,10 +26,11 @@ from pipeline_assets.handoff import handoff_package
 from pipeline_assets.ledger import mixture_ledger
 from pipeline_assets.packs import packing_plan, packing_stats
 from pipeline_assets.quality_report import quality_report_over
+from pipeline_assets.reference_sets import reference_sets
 from pipeline_assets.references import PipelineResource, ReferenceIOManager
 from pipeline_assets.shards import token_shards
 from pipeline_assets.signatures import minhash_signatures
-from pipeline_assets.source import dataset_revision, raw_row_groups, reference_sets
+from pipeline_assets.source import dataset_revision, raw_row_groups
 from pipeline_assets.splits import split_documents
 from pipeline_assets.tokenizer import tokenizer
 from pipeline_assets.tokenizer_report import tokenizer_report
@@ -57,11 +60,13 @@ CHECKS_OF_DATA = (
     *source_checks.CHECKS,
     *reference_checks.CHECKS,
     *signature_checks.CHECKS,
+    *kept_checks.CHECKS,
     *cluster_checks.CHECKS,
     *removal_checks.CHECKS,
     *hit_checks.CHECKS,
     *token_checks.CHECKS,
     *tokenizer_report_checks.CHECKS,
+    *leak_checks.CHECKS,
     *split_checks.CHECKS,
     *shard_checks.CHECKS,
     *pack_checks.CHECKS,

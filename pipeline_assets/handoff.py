@@ -13,10 +13,11 @@ from typing import Any
 import dagster as dg
 import numpy as np
 
-from pipeline_assets.recipe import Packs
+from pipeline_assets.ops import asset_spec, materialized
 from pipeline_assets.report import asset_metadata
+from pipeline_assets.sections.packs import Packs
 from pipeline_assets.source import pool_names
-from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized, units_in
+from pipeline_assets.stripes import Sealed, Stage, units_in
 from pipeline_assets.tokenizer import open_tokenizer
 from resources.artifact_store import ArtifactRef, link_or_copy
 from resources.tables import write_json

@@ -11,15 +11,18 @@ from typing import Any
 import dagster as dg
 
 from pipeline_assets.layouts import ROW_LENGTHS, compared_strategies, layouts_metadata, write_layouts
-from pipeline_assets.recipe import Recipe, own_parameters
+from pipeline_assets.ops import asset_spec, materialized
+from pipeline_assets.parameters import own_parameters
+from pipeline_assets.recipe import Recipe
 from pipeline_assets.report import asset_metadata, rounded, shown_table
-from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
+from pipeline_assets.stripes import Sealed, Stage
 from resources.artifact_store import ArtifactRef
 from training_io.balance import mean_overheads
 from training_io.document_index import read_index
 from training_io.hashing import derive_seed
 from training_io.mixture import MixtureStage
-from training_io.plan import Plan, ShardsReference, load_plan, plan_packs, write_plan
+from training_io.plan import Plan, ShardsReference, load_plan, write_plan
+from training_io.planning import plan_packs
 
 PLAN_VERSION = 4
 STATS_VERSION = 4

@@ -1,6 +1,6 @@
 """splits: the recipe's assignment, as the transform takes them."""
 
-from pipeline_assets.recipe import FractionSplit, Splits
+from pipeline_assets.sections.splits import FractionSplit, Splits
 from pipeline_assets.transforms.split import BudgetPolicy, FractionPolicy
 
 

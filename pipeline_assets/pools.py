@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline_assets.recipe import FolderSource, HttpsSource, PackagesSource, PoolSource, S3Source
 from pipeline_assets.references import Pipeline
 from pipeline_assets.report import shown_table
+from pipeline_assets.sections.source import FolderSource, HttpsSource, PackagesSource, PoolSource, S3Source
 from pipeline_assets.stripes import Stage
 from resources.artifact_store import ArtifactRef
 from resources.hub import commit_of, is_commit

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline_assets.corpus import Corpus
-from pipeline_assets.recipe import Overlap, Recipe, ReferenceFile, TokenizerSample
+from pipeline_assets.recipe import Recipe
 from pipeline_assets.schemas import BoilerplateNgrams, ReferenceHits, arrow_schema, validated
+from pipeline_assets.sections.references import Overlap, ReferenceFile, TokenizerSample
 from pipeline_assets.signatures import DOC_IDS
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import Stage, Task, tasks_of, units_in

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline_assets.policy import policy_of
-from pipeline_assets.recipe import Recipe, TokenizerFile
+from pipeline_assets.recipe import Recipe
 from pipeline_assets.schemas import ROWS_NAME
+from pipeline_assets.sections.tokenizer import TokenizerFile
 from pipeline_assets.stripes import Stage, reported
 from pipeline_assets.tokenizer import given_tokenizer
 from pipeline_assets.transforms.arrays import whole_rows

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
-from pipeline_assets.recipe import Recipe, recipe_digest
+from pipeline_assets.parameters import recipe_digest
+from pipeline_assets.recipe import Recipe
 
 RECIPE_TAG = "corpusmill/recipe"
 RECIPE_DIGEST_TAG = "corpusmill/recipe_digest"

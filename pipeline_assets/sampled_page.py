@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,6 +26,7 @@ from pipeline_assets.transforms.arrays import F64, I64
 from pipeline_assets.transforms.sampled_tables import Row, Rows, columns_of
 from resources.artifact_store import ArtifactRef
 from resources.tables import read_table
+from training_io.spread import spread_places
 
 PICTURES = {
     "kept_by_score": "share of documents that a smallest score would keep",
@@ -100,7 +100,7 @@ def _share_upto(value: F64, documents: I64) -> Points | None:
 
 
 def _points(x: F64, share: F64) -> Points | None:
-    shown = np.unique(np.linspace(0, len(x) - 1, min(len(x), PICTURED_POINTS)).astype(np.int64))
+    shown = spread_places(len(x), PICTURED_POINTS)
     return (x[shown].tolist(), (100 * share[shown]).tolist()) if len(x) else None
 
 

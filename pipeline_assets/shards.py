@@ -16,21 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_assets.ops import graph_spec, mapped_op, planning_op, sealing_op
 from pipeline_assets.report import asset_metadata, shown_table
 from pipeline_assets.source import pool_names
 from pipeline_assets.splits import TABLE_NAME
-from pipeline_assets.stripes import (
-    Sealed,
-    Stage,
-    Task,
-    build_each,
-    graph_spec,
-    mapped_op,
-    planning_op,
-    sealing_op,
-    tasks_of,
-    units_in,
-)
+from pipeline_assets.stripes import Sealed, Stage, Task, build_each, tasks_of, units_in
 from pipeline_assets.tokens import DOC_IDS, LENGTHS, TOKENS, TOKENS_VERSION, ordered_documents, stored_arrays
 from pipeline_assets.transforms.arrays import located
 from pipeline_assets.transforms.merge import gather_rows, merged_blocks

@@ -12,23 +12,12 @@ import dagster as dg
 import numpy as np
 import pyarrow.compute as pc
 
+from pipeline_assets.ops import graph_spec, mapped_op, planning_op, sealing_op
 from pipeline_assets.recipe import Recipe
 from pipeline_assets.report import asset_metadata
 from pipeline_assets.scurve import curve_metadata, measure_curve
 from pipeline_assets.source import ROWS_NAME
-from pipeline_assets.stripes import (
-    Sealed,
-    Stage,
-    Task,
-    build_each,
-    graph_spec,
-    mapped_op,
-    planning_op,
-    seal_units,
-    sealing_op,
-    tasks_of,
-    units_in,
-)
+from pipeline_assets.stripes import Sealed, Stage, Task, build_each, seal_units, tasks_of, units_in
 from pipeline_assets.transforms.lsh import band_keys
 from pipeline_assets.transforms.minhash import SCHEME, MinHashParams, is_wordless, sign_documents
 from pipeline_assets.transforms.rows import doc_id_matrix
@@ -120,6 +109,12 @@ def signature_family(params: MinHashParams) -> dict[str, Any]:
         "scheme": SCHEME,
         "unicode": UNICODE_VERSION,
     }
+
+
+def split_units(units: list[ArtifactRef]) -> tuple[list[ArtifactRef], list[ArtifactRef]]:
+    """Signature units of the corpus, and those of reference sets."""
+    corpus = [unit for unit in units if not unit.unit.startswith(REFERENCE_PREFIX)]
+    return corpus, [unit for unit in units if unit.unit.startswith(REFERENCE_PREFIX)]
 
 
 def seal_signatures(stage: Stage, parts: list[ArtifactRef], raw_row_groups: ArtifactRef) -> Sealed:

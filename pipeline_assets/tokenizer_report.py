@@ -14,13 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline_assets.ops import asset_spec, materialized
+from pipeline_assets.parameters import own_parameters
 from pipeline_assets.pictures import grouped_bar_picture
-from pipeline_assets.recipe import CHOSEN, own_parameters
 from pipeline_assets.report import asset_metadata, pictures_metadata, shown_table
 from pipeline_assets.schemas import ROWS_NAME
+from pipeline_assets.sections.tokenizer import CHOSEN
 from pipeline_assets.source import pool_names
 from pipeline_assets.stored_documents import REPORT_NAME
-from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized, units_in
+from pipeline_assets.stripes import Sealed, Stage, units_in
 from pipeline_assets.tokenizer import given_file, given_tokenizer, open_tokenizer
 from pipeline_assets.tokens import DOC_IDS, ROWS
 from pipeline_assets.transforms.arrays import I64

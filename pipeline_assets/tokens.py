@@ -15,21 +15,10 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from pipeline_assets.clusters import slice_name
+from pipeline_assets.ops import graph_spec, mapped_op, planning_op, sealing_op
 from pipeline_assets.report import asset_metadata
 from pipeline_assets.source import ROWS_NAME, document_coordinates, pool_names
-from pipeline_assets.stripes import (
-    Sealed,
-    Stage,
-    Task,
-    build_each,
-    graph_spec,
-    mapped_op,
-    planning_op,
-    seal_units,
-    sealing_op,
-    tasks_of,
-    units_in,
-)
+from pipeline_assets.stripes import Sealed, Stage, Task, build_each, seal_units, tasks_of, units_in
 from pipeline_assets.tokenizer import open_tokenizer
 from pipeline_assets.transforms.arrays import located
 from pipeline_assets.transforms.encode import encode_documents, way_of_encoding
@@ -64,35 +53,7 @@ def build_tokens(stage: Stage, task: Task) -> list[ArtifactRef]:
 
 
 def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: ArtifactRef) -> ArtifactRef:
-    order, seed = stage.recipe.splits.order, stage.recipe.seed
     kept = np.asarray(stage.table(clusters, slice_name(unit.unit), ["kept"]).column("kept"), np.bool_)
-
-    def write(folder: Path) -> dict[str, Any]:
-        doc_ids = doc_id_matrix(stage.table(unit, ROWS_NAME, ["doc_id"]).column("doc_id"))
-        coordinates = document_coordinates(stage, [unit])
-        rows = np.flatnonzero(kept)
-        rows = rows[order_documents(doc_ids[rows], coordinates[rows], order, seed)]
-        # Removed texts are encoded too, which is the price of counting what deduplication saved. All are encoded as
-        # they lie, and the tokens put in order: they take a fourth of what the texts do.
-        texts = stage.table(unit, ROWS_NAME, ["text"]).column("text")
-        ids, offsets = encode_documents(encoder, texts)
-        lengths = np.diff(offsets)
-        ranked = merge_documents([ids], np.zeros_like(rows), offsets[rows], lengths[rows], ids.dtype)
-        write_array(ranked, folder / TOKENS)
-        write_array(lengths[rows], folder / LENGTHS)
-        write_array(doc_ids[rows], folder / DOC_IDS)
-        write_array(rows, folder / ROWS)
-        write_array(coordinates[rows, 2:], folder / PLACES)
-        return {
-            "pool": unit.counts["pool"],
-            "file": unit.counts["file"],
-            "documents": len(rows),
-            "tokens": len(ranked),
-            "text_bytes": int(np.asarray(pc.binary_length(texts), np.int64)[kept].sum()),
-            "removed_tokens": len(ids) - len(ranked),
-            "encoded_by": way_of_encoding(encoder),
-        }
-
     return stage.materialize(
         asset="document_tokens",
         unit=unit.unit,
@@ -101,10 +62,40 @@ def _encode_unit(stage: Stage, encoder: Tokenizer, unit: ArtifactRef, clusters: 
             "kept": hashlib.sha256(kept.tobytes()).hexdigest(),
             "tokenizer": encoder.fingerprint,
         },
-        parameters={"order": order, "seed": seed, "eos": encoder.eos},
+        parameters={"order": stage.recipe.splits.order, "seed": stage.recipe.seed, "eos": encoder.eos},
         version=TOKENS_VERSION,
-        write=write,
+        write=lambda folder: _write_tokens(stage, folder, encoder, unit, kept),
     )
+
+
+def _write_tokens(
+    stage: Stage, folder: Path, encoder: Tokenizer, unit: ArtifactRef, kept: npt.NDArray[np.bool_]
+) -> dict[str, Any]:
+    """Tokens and columns of the kept documents, in the order of the splits; returns the counts."""
+    doc_ids = doc_id_matrix(stage.table(unit, ROWS_NAME, ["doc_id"]).column("doc_id"))
+    coordinates = document_coordinates(stage, [unit])
+    rows = np.flatnonzero(kept)
+    rows = rows[order_documents(doc_ids[rows], coordinates[rows], stage.recipe.splits.order, stage.recipe.seed)]
+    # Removed texts are encoded too, which is the price of counting what deduplication saved. All are encoded as
+    # they lie, and the tokens put in order: they take a fourth of what the texts do.
+    texts = stage.table(unit, ROWS_NAME, ["text"]).column("text")
+    ids, offsets = encode_documents(encoder, texts)
+    lengths = np.diff(offsets)
+    ranked = merge_documents([ids], np.zeros_like(rows), offsets[rows], lengths[rows], ids.dtype)
+    write_array(ranked, folder / TOKENS)
+    write_array(lengths[rows], folder / LENGTHS)
+    write_array(doc_ids[rows], folder / DOC_IDS)
+    write_array(rows, folder / ROWS)
+    write_array(coordinates[rows, 2:], folder / PLACES)
+    return {
+        "pool": unit.counts["pool"],
+        "file": unit.counts["file"],
+        "documents": len(rows),
+        "tokens": len(ranked),
+        "text_bytes": int(np.asarray(pc.binary_length(texts), np.int64)[kept].sum()),
+        "removed_tokens": len(ids) - len(ranked),
+        "encoded_by": way_of_encoding(encoder),
+    }
 
 
 def seal_tokens(stage: Stage, parts: list[ArtifactRef], tokenizer: ArtifactRef) -> Sealed:

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from pipeline_assets.launch import TrainingOverrides, wrong_overrides
+from pipeline_assets.ops import asset_spec, materialized
+from pipeline_assets.parameters import parameters_that_matter
 from pipeline_assets.pictures import line_picture
-from pipeline_assets.recipe import parameters_that_matter
 from pipeline_assets.references import Pipeline
 from pipeline_assets.report import asset_metadata, files_metadata, pictures_metadata
+from pipeline_assets.sections.training import Training
 from pipeline_assets.stored_batches import CURVES_NAME
-from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
+from pipeline_assets.stripes import Sealed, Stage
 from pipeline_assets.transforms.utilisation import padded, padding_hours
 from resources.artifact_store import WHOLE, ArtifactRef, locked
 from resources.tables import write_json
@@ -210,8 +212,9 @@ def training_options(pipeline: Pipeline, plan: Path | None = None) -> list[str]:
 
     RecipeError where the recipe wants several ranks, which a launcher has to start; it says how.
     """
-    training, windows = pipeline.recipe.training, pipeline.recipe.training.windows
-    if windows is None or plan is not None:
+    training = pipeline.recipe.training
+    windows = training.windows if plan is None else None
+    if windows is None:
         data = {"--plan": plan or pipeline.store.open(pipeline.resolve("packing_plan"))[0]}
     else:
         data = {
@@ -221,8 +224,26 @@ def training_options(pipeline: Pipeline, plan: Path | None = None) -> list[str]:
             "--accumulation": windows.accumulation,
             "--eval-batch-size": eval_rows(pipeline.recipe.packs.eval_microbatch_tokens, windows.length),
         }
-    values = {
-        **data,
+    values = {**data, **_loop_options(training), "--output": pipeline.store.root / UNFINISHED_FOLDER / BY_HAND_FOLDER}
+    flags = {
+        "--document-mask": windows is not None and windows.document_mask,
+        "--compile": training.compile,
+    }
+    options = [
+        *(text for name, value in values.items() for text in (name, str(value))),
+        *(name for name, is_set in flags.items() if is_set),
+    ]
+    if training.num_ranks > 1:
+        raise RecipeError(
+            f"training.num_ranks: expected 1 to train in this process, found {training.num_ranks:,}. Start the ranks"
+            f" with torchrun --nproc_per_node {training.num_ranks} -m training_io.train {shlex.join(options)}"
+        )
+    return options
+
+
+def _loop_options(training: Training) -> dict[str, Any]:
+    """What is trained and how, whatever it is trained on."""
+    return {
         "--model": ",".join(f"{name}={value}" for name, value in training.model.model_dump().items()),
         "--steps": training.steps,
         "--learning-rate": training.learning_rate,
@@ -236,22 +257,7 @@ def training_options(pipeline: Pipeline, plan: Path | None = None) -> list[str]:
         "--dtype": training.dtype,
         "--attention": training.attention,
         "--num-threads": training.num_threads,
-        "--output": pipeline.store.root / UNFINISHED_FOLDER / BY_HAND_FOLDER,
     }
-    flags = {
-        "--document-mask": windows is not None and plan is None and windows.document_mask,
-        "--compile": training.compile,
-    }
-    options = [
-        *(text for name, value in values.items() for text in (name, str(value))),
-        *(name for name, is_set in flags.items() if is_set),
-    ]
-    if training.num_ranks > 1:
-        raise RecipeError(
-            f"training.num_ranks: expected 1 to train in this process, found {training.num_ranks:,}. Start the ranks"
-            f" with torchrun --nproc_per_node {training.num_ranks} -m training_io.train {shlex.join(options)}"
-        )
-    return options
 
 
 def _train(stage: Stage, job: "TrainJob") -> "TrainResult":

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from training_io.errors import SourceError
@@ -44,6 +43,8 @@ class PackageText:
 
 def runtime_distributions() -> list[metadata.Distribution]:
     """The installed distributions that corpusmill needs at run time, by name, without extras."""
+    from packaging.requirements import Requirement  # its grammar is long, and only this needs it
+
     found: dict[str, metadata.Distribution] = {}
     waiting = [DISTRIBUTION]
     while waiting:

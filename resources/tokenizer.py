@@ -14,18 +14,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from resources.hub import Hub, read_hub_file
 from training_io.errors import FormatError, RecipeError, SourceError
+from training_io.handoff import TOKENIZER_NAME
 from training_io.hashing import canonical_json
+
+if TYPE_CHECKING:
+    import tokenizers  # loaded where it is used: the code location only names it
 
 DEFAULT_EOS = "<|endoftext|>"
 NUM_BYTES = 256
-FILE_NAME = "tokenizer.json"
 MAX_FILE_BYTES = 1 << 28  # the largest in use are some 35 MB
 MAX_QUOTED = 200
 UNUSUAL = "a 1 é 語 \U0010fffd"  # text that a small vocabulary does not have
@@ -38,7 +40,7 @@ class Tokenizer:
     `vocab_size` counts the model's own vocabulary; added tokens may have larger ids, up to `max_id`.
     """
 
-    library: tokenizers.Tokenizer
+    library: "tokenizers.Tokenizer"
     eos: str
     eos_id: int
     fingerprint: str
@@ -107,8 +109,10 @@ def fetch_tokenizer(hub: Hub, repository: str, revision: str) -> bytes:
 
     SourceError where the Hub does not give it, FormatError for what is no tokenizer, such as a proxy's page.
     """
-    content = read_hub_file(hub, repository=repository, revision=revision, name=FILE_NAME, max_bytes=MAX_FILE_BYTES)
-    _parse(content, f"{FILE_NAME} of {repository} at {revision[:12]}, from {hub.endpoint}")
+    content = read_hub_file(
+        hub, repository=repository, revision=revision, name=TOKENIZER_NAME, max_bytes=MAX_FILE_BYTES
+    )
+    _parse(content, f"{TOKENIZER_NAME} of {repository} at {revision[:12]}, from {hub.endpoint}")
     return content
 
 
@@ -129,6 +133,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, eos: str = DEFAULT_EO
         raise RecipeError(
             f"tokenizer vocab_size: expected at least {least:,} (the EOS and 256 bytes), found {vocab_size:,}."
         )
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -153,7 +160,9 @@ def _read(path: Path) -> bytes:
         raise FormatError(f"{path}: expected gzip data, found {error}. Fetch the file again.") from error
 
 
-def _parse(content: bytes, where: str) -> tokenizers.Tokenizer:
+def _parse(content: bytes, where: str) -> "tokenizers.Tokenizer":
+    import tokenizers
+
     with _naming(where, "a tokenizer.json", "Fetch the file again."):
         return tokenizers.Tokenizer.from_str(content.decode())
 
@@ -188,13 +197,13 @@ def _require_distinct_ids(vocabulary: Mapping[str, int], path: Path) -> None:
     )
 
 
-def _fingerprint(library: tokenizers.Tokenizer) -> str:
+def _fingerprint(library: "tokenizers.Tokenizer") -> str:
     form = json.loads(library.to_str())
     form.pop("truncation", None)
     form.pop("padding", None)
     return hashlib.sha256(canonical_json(form)).hexdigest()
 
 
-def _near_names(eos: str, library: tokenizers.Tokenizer) -> list[str]:
+def _near_names(eos: str, library: "tokenizers.Tokenizer") -> list[str]:
     added = [token.content for token in library.get_added_tokens_decoder().values()]
     return get_close_matches(eos, added, n=3, cutoff=0.3) or sorted(added)[:3]

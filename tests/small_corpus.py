@@ -31,6 +31,8 @@ import asset_checks.clusters
 import asset_checks.handoff
 import asset_checks.headroom
 import asset_checks.hits
+import asset_checks.kept
+import asset_checks.leaks
 import asset_checks.ledger
 import asset_checks.packs
 import asset_checks.quality_report
@@ -45,10 +47,12 @@ import asset_checks.tokens
 import asset_checks.training
 from asset_checks.verdicts import Verdict
 from pipeline_assets import (
+    buckets,
     clusters,
     handoff,
     ledger,
     packs,
+    reference_sets,
     shards,
     signatures,
     source,
@@ -58,7 +62,8 @@ from pipeline_assets import (
     tokens,
 )
 from pipeline_assets.definitions import CHECKS, build_definitions
-from pipeline_assets.recipe import STAGES, load_recipe
+from pipeline_assets.flow import STAGES
+from pipeline_assets.recipe_file import load_recipe
 from pipeline_assets.references import Pipeline, PipelineResource
 from pipeline_assets.stripes import Sealed, Stage
 from resources.artifact_store import ArtifactRef, ArtifactStore
@@ -72,11 +77,13 @@ CHECK_MODULES = (
     asset_checks.source,
     asset_checks.references,
     asset_checks.signatures,
+    asset_checks.kept,
     asset_checks.clusters,
     asset_checks.removals,
     asset_checks.hits,
     asset_checks.tokens,
     asset_checks.tokenizer_report,
+    asset_checks.leaks,
     asset_checks.splits,
     asset_checks.shards,
     asset_checks.packs,
@@ -390,14 +397,14 @@ def build(recipe: Path, home: Path, upto: str = "handoff_package") -> Built:
 
     raw, sets, marks = "raw_row_groups", "reference_sets", "minhash_signatures"
     signing = (signatures.plan_signatures, signatures.build_signatures, signatures.seal_signatures)
-    clustering = (clusters.plan_buckets, clusters.build_buckets, clusters.seal_clusters)
+    clustering = (buckets.plan_buckets, buckets.build_buckets, clusters.seal_clusters)
     encoding = (tokens.plan_tokens, tokens.build_tokens, tokens.seal_tokens)
     splitting = (splits.plan_split_documents, splits.build_split_documents, splits.seal_split_documents)
     cutting = (shards.plan_shards, shards.build_shards, shards.seal_shards)
     report_inputs = f"{raw} tokenizer document_tokens"
     steps: list[Callable[[], bool]] = [
         lambda: fan_out(source.plan_rows, source.build_rows, source.seal_rows, "", ""),
-        lambda: whole(source.build_references, raw),
+        lambda: whole(reference_sets.build_references, raw),
         lambda: fan_out(*signing, f"{raw} {sets}", raw),
         lambda: fan_out(*clustering, *[f"{raw} {sets} {marks}"] * 2),
         lambda: whole(tokenizer.build_tokenizer, sets),

@@ -18,7 +18,7 @@ from small_corpus import Built
 from pipeline_assets.automation import EVERYTHING, JOBS, everything, new_revision_sensor, nightly_schedule
 from pipeline_assets.definitions import CHECKS, build_definitions, definitions
 from pipeline_assets.pools import revision_of
-from pipeline_assets.recipe import load_recipe
+from pipeline_assets.recipe_file import load_recipe
 from pipeline_assets.references import PipelineResource
 from pipeline_assets.stripes import units_in
 from training_io.errors import SourceError

@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_corpus import Built, judged
 
-from asset_checks.clusters import NO_VALUE, _side_by_side, near_components
 from asset_checks.columns import count_rows, find_rows, group_numbers, id_rows, named, run_starts, sorted_rows
-from asset_checks.splits import _in_two_splits
+from asset_checks.components import NO_VALUE, near_components
+from asset_checks.decisions import side_by_side
+from asset_checks.leaks import _in_two_splits
 from pipeline_assets.rounds import _new_documents
 
 IDS = st.lists(
@@ -102,7 +103,7 @@ def test_a_document_is_new_in_the_first_round_that_holds_it(rounds: list[list[by
 def test_columns_lie_side_by_side(rows: list[tuple[int, int, bool]]) -> None:
     """As the bytes of each row's values, where there is no row too."""
     numbers, ids = np.array([row[0] for row in rows], np.int64), id_rows(bytes([row[1]]) * 32 for row in rows)
-    found = _side_by_side(numbers, ids, np.array([row[2] for row in rows], np.bool_))
+    found = side_by_side(numbers, ids, np.array([row[2] for row in rows], np.bool_))
     assert found.shape == (len(rows), 41)
     assert [row.tobytes() for row in found] == [
         number.to_bytes(8, "little") + bytes([value]) * 32 + bytes([flag]) for number, value, flag in rows

@@ -6,7 +6,7 @@ import pytest
 import small_corpus
 from small_corpus import artifact_files, build, evaluations, failures, materialize, write_recipe
 
-from pipeline_assets.recipe import STAGES
+from pipeline_assets.flow import STAGES
 
 DATA_ASSETS = tuple(name for name in STAGES if name != "varlen_training_run")
 

@@ -14,7 +14,8 @@ import pytest
 import small_corpus
 from small_corpus import CHECK_NAMES, Built, assets_read_by, build, doc_id, judged, write_recipe
 
-from pipeline_assets.clusters import build_buckets, plan_buckets, seal_clusters, slice_name
+from pipeline_assets.buckets import build_buckets, plan_buckets
+from pipeline_assets.clusters import seal_clusters, slice_name
 from pipeline_assets.duplicates import BY_PAIR_NAME, EVIDENCE_NAME, EXAMPLES_NAME, LARGEST_NAME
 from pipeline_assets.reference_hits import BOILERPLATE_NAME, HITS_NAME
 from pipeline_assets.stripes import Sealed, units_in

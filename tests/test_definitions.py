@@ -10,7 +10,7 @@ import small_corpus
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from pipeline_assets.definitions import CHECKS, build_definitions, definitions
-from pipeline_assets.recipe import STAGES, UPSTREAM
+from pipeline_assets.flow import STAGES, UPSTREAM
 from pipeline_assets.references import PipelineResource
 
 OBSERVED = "dataset_revision"

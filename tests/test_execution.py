@@ -12,8 +12,9 @@ import dagster as dg
 import pytest
 import small_corpus
 
+from pipeline_assets.ops import mapped_op, planning_op
 from pipeline_assets.references import PipelineResource
-from pipeline_assets.stripes import Stage, Task, mapped_op, planning_op, tasks_of
+from pipeline_assets.stripes import Stage, Task, tasks_of
 from resources.artifact_store import ArtifactRef
 from resources.execution import (
     INSTANCE_SETTINGS,

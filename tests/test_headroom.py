@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from small_corpus import Built
 
 from asset_checks.headroom import headroom_of_packs, headroom_of_windows, tokens_suffice_for_the_training_steps
-from pipeline_assets.recipe import Windows
+from pipeline_assets.sections.training import Windows
 from pipeline_assets.transforms.headroom import Headroom, pool_headroom
 from training_io.errors import RecipeError
 from training_io.plan import load_plan

@@ -17,7 +17,7 @@ import pytest
 import small_corpus
 from small_corpus import REPORT, TRAINING, Built
 
-from pipeline_assets.recipe import STAGES
+from pipeline_assets.flow import STAGES
 from training_io.manifest import damaged_files, load_manifest
 
 SECONDS_TO_APPEAR = 120

@@ -16,8 +16,8 @@ import small_corpus
 from small_corpus import CHECK_NAMES, EXACT, REPORT, TRAINING, Built, doc_id, judged
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from pipeline_assets.flow import STAGES
 from pipeline_assets.pictures import MAX_PICTURE_BYTES
-from pipeline_assets.recipe import STAGES
 from pipeline_assets.stripes import units_in
 from pipeline_assets.training import CHECKPOINTS_FOLDER, UNFINISHED_FOLDER, training_options
 from resources.tables import read_json, read_table

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_artifacts import address_docs, make_plan, make_token_shards, seal
 
-from training_io import plan as plan_module
+from training_io import planning
 from training_io.document_index import cut_shards, index_of, read_index
 from training_io.errors import FormatError, RecipeError, StateMismatch
 from training_io.invariants import (
@@ -24,7 +24,8 @@ from training_io.invariants import (
 )
 from training_io.manifest import MANIFEST_NAME, QUARANTINE_NAME, load_manifest
 from training_io.packing import STRATEGIES, STREAMING, pack_stream
-from training_io.plan import SNAPSHOT_PACKS, ShardsReference, load_plan, plan_packs, replay, write_plan
+from training_io.plan import ShardsReference, load_plan, write_plan
+from training_io.planning import SNAPSHOT_PACKS, plan_packs, replay
 
 relaxed = settings(deadline=None, max_examples=25)
 LENGTHS = [6, 4, 3, 2, 20, 1, 0, 9]
@@ -229,7 +230,7 @@ def test_a_plan_of_ten_billion_tokens_fits_in_110_megabytes(tmp_path, strategy):
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 def test_any_stretch_of_the_plan_is_what_the_packer_makes_of_it(monkeypatch, strategy):
-    monkeypatch.setattr(plan_module, "SNAPSHOT_PACKS", 16)
+    monkeypatch.setattr(planning, "SNAPSHOT_PACKS", 16)
     plan = web_plan(strategy, 400)
     assert len(plan.snapshots) == (plan.num_packs // 16 + 1 if strategy in STREAMING else 0)
     for first in (0, 1, 16, 17, 47, plan.num_packs - 1, plan.num_packs):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from training_io.batch import IGNORED, PackedBatch, in_padded_rows
 from training_io.errors import FormatError, InvariantBroken
+from training_io.excerpt import excerpt, together
 from training_io.model import Model, ModelConfig
 from training_io.preflight import (
     TOLERANCE,
@@ -19,7 +20,6 @@ from training_io.preflight import (
     backends_on,
     backends_with_gradients,
     check_before_training,
-    excerpt,
     first_loss_is_uniform,
     first_loss_of,
     loss_knows_no_microbatches,
@@ -31,7 +31,6 @@ from training_io.preflight import (
     padded_equals_packed,
     positions_are_relative,
     positions_restart,
-    together,
 )
 from training_io.stream import StreamSpec, WindowSpec
 from training_io.train import train

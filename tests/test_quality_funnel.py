@@ -16,8 +16,8 @@ from test_quality_report import report_of
 from test_row_filters import EDU
 from test_sampled import recipe_with, rows_by_file, write_scored
 
+from pipeline_assets.flow import STAGES
 from pipeline_assets.quality_funnel import REMOVED, UNUSED
-from pipeline_assets.recipe import STAGES
 from pipeline_assets.transforms import clusters, split
 from training_io.document_index import read_index
 from training_io.manifest import MANIFEST_NAME

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipeline_assets.automation import JOBS
 from pipeline_assets.definitions import ASSETS, CHECKS
-from pipeline_assets.recipe import BUILT_IN
+from pipeline_assets.recipes import BUILT_IN
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline_assets.recipe import UPSTREAM, load_recipe, parse_recipe
+from pipeline_assets.flow import UPSTREAM
+from pipeline_assets.recipe_file import load_recipe, parse_recipe
 from pipeline_assets.references import Pipeline
 from resources.artifact_store import ArtifactStore
 from training_io.errors import StateMismatch

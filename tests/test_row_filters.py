@@ -18,10 +18,11 @@ from small_corpus import Built, build, copy_home, judged
 from test_asset_checks import change_table, seal_again, set_cell, units
 from test_sampled import FILES, HOSTILE, page, pool_rows, recipe_with, rows_by_file, table, write_scored
 
-from pipeline_assets.recipe import RowFilters, load_recipe
+from pipeline_assets.recipe_file import load_recipe
 from pipeline_assets.row_filters import FILTERED_NAME
 from pipeline_assets.sampled import EFFECTS_NAME, FILES_NAME, NAMES_NAME, THRESHOLDS_NAME, VALUES_NAME
 from pipeline_assets.schemas import ROWS_NAME
+from pipeline_assets.sections.reading import RowFilters
 from pipeline_assets.stripes import units_in
 from pipeline_assets.transforms.filters import (
     FILTERS,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from small_corpus import Built
 
 from pipeline_assets.columns import LINEAGE, STORED
-from pipeline_assets.recipe import STAGES, UPSTREAM
+from pipeline_assets.flow import STAGES, UPSTREAM
 from pipeline_assets.report import spread_rows
 from pipeline_assets.stored import StoredColumn, find_splits
 from pipeline_assets.stored_batches import TRAINING

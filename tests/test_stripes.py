@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_corpus import Built
 
-from pipeline_assets.recipe import STAGES
+from pipeline_assets.flow import STAGES
 from pipeline_assets.stripes import Stage, Task, build_each, progress_of, reported, time_in_words
 from resources.artifact_store import ArtifactRef, Outcome
 from training_io.errors import SourceError

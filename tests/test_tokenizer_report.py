@@ -16,8 +16,11 @@ import torch
 from small_corpus import EOS, Built, judged
 from tokenizers import normalizers
 
+from pipeline_assets.parameters import own_parameters
 from pipeline_assets.pictures import grouped_bar_picture
-from pipeline_assets.recipe import MAX_CANDIDATES, ModelShape, load_recipe, own_parameters
+from pipeline_assets.recipe_file import load_recipe
+from pipeline_assets.sections.model import ModelShape
+from pipeline_assets.sections.tokenizer import MAX_CANDIDATES
 from pipeline_assets.stripes import units_in
 from pipeline_assets.tokenizer_report import MAX_BARS, PICTURE_NAME, PICTURED_POOLS, REPORT_NAME
 from pipeline_assets.transforms.tokenizer_comparison import choose_documents, measure_texts, table_cost

@@ -16,7 +16,8 @@ from training_io.handoff import PACKAGE_FORMAT
 from training_io.hashing import identity_of, sha256_file
 from training_io.manifest import MANIFEST_NAME, Manifest, artifact_identity, load_manifest
 from training_io.mixture import MixtureStage
-from training_io.plan import ShardsReference, load_plan, plan_packs, splits_of, write_plan
+from training_io.plan import ShardsReference, load_plan, splits_of, write_plan
+from training_io.planning import plan_packs
 from training_io.sampler import Sampler
 from training_io.shard_format import write_shard
 

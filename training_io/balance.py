@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training_io.plan import Plan
+from training_io.spread import spread_places
 
 MAX_STEPS = 1_000
 
@@ -66,9 +67,8 @@ def mean_overheads(plan: Plan, num_ranks: int) -> dict[str, float]:
 
     Of more than MAX_STEPS steps, so many evenly spread ones.
     """
-    steps = np.unique(np.linspace(0, plan.num_steps - 1, min(plan.num_steps, MAX_STEPS)).astype(np.int64)).tolist()
     rows = []
-    for step in steps:
+    for step in spread_places(plan.num_steps, MAX_STEPS):
         packs = plan.step_packs(0, step)
         inputs, sum_squares = plan.pack_inputs(packs), plan.pack_sum_squares[packs]
         balanced = overhead_of(share_packs(inputs, sum_squares, num_ranks), inputs, sum_squares)

@@ -1,17 +1,16 @@
 """The packing plan: which segments share which pack, and which packs a step trains on.
 
-In: a document index and the packing parameters. Out: `plan.json`, `.npy` columns and snapshots of the packer, one
-folder a split. The promise: the plan is the recorded output of the streaming packer, every segment once an epoch, and
-each step's loss denominator is known before the step. Cost: planning is linear in the segments; a segment takes 4 bytes
-and a pack 12 (more only where numbers do not fit 32 bits); loading maps the columns.
+In: what `planning` made, or a folder. Out: `plan.json`, `.npy` columns and snapshots of the packer, one folder a split.
+The promise: every segment once an epoch, each step's loss denominator known before the step, and nothing loaded that
+contradicts itself or its shards. Cost: a segment takes 4 bytes and a pack 12 (more only where numbers do not fit 32
+bits); loading maps the columns.
 """
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from training_io.batch import ConstantShape, joined
-from training_io.carry import Carry
 from training_io.columns import read_column, read_fields, write_column, write_fields
 from training_io.document_index import DocumentIndex, read_index
 from training_io.epochs import epoch_packs
-from training_io.errors import FormatError, RecipeError, StateMismatch
+from training_io.errors import FormatError, StateMismatch
 from training_io.hashing import identity_of
 from training_io.manifest import Manifest, open_artifact
-from training_io.mixture import MixtureStage, PlannedStage, schedule_packs
-from training_io.packing import STREAMING, pack, pack_stream
+from training_io.mixture import PlannedStage
 from training_io.segments import Segments, keep_whole, offsets_of, repeated_inputs
 from training_io.shard_format import Tokens, read_shard
 
@@ -36,7 +33,6 @@ I64 = npt.NDArray[np.int64]
 PLAN_FORMAT = "corpusmill-plan/3"
 SNAPSHOTS_FORMAT = "corpusmill-snapshots/1"
 PLAN_NAME, SNAPSHOTS_NAME = "plan.json", "snapshots.json"
-SNAPSHOT_PACKS = 4096  # from one snapshot to the next
 WIDTHS = ("uint32", "int64")
 _FIELDS = (
     "split",
@@ -77,9 +73,9 @@ class ShardsReference:
 class Plan:
     """Packs of one split; order holds segment numbers (rows of the segment table) in pack order.
 
-    snapshots[i] is the packer's state before pack i x SNAPSHOT_PACKS; there is none for a strategy that cannot stream.
-    A mixture packs each pool by itself, one after another and without snapshots; its stages say what the schedule
-    reads, pack by pack, some of them often and some never.
+    snapshots[i] is the packer's state before pack i x planning.SNAPSHOT_PACKS; there is none for a strategy that cannot
+    stream. A mixture packs each pool by itself, one after another and without snapshots; its stages say what the
+    schedule reads, pack by pack, some of them often and some never.
     """
 
     index: DocumentIndex
@@ -218,7 +214,7 @@ class Plan:
             return targets
         counts = self.pack_offsets[packs + 1].astype(np.int64) - self.pack_offsets[packs]
         _, start, _ = self.locate(self.segments_of(packs))
-        return targets + _pack_sums(repeated_inputs(start, self.overlap), offsets_of(counts))
+        return targets + pack_sums(repeated_inputs(start, self.overlap), offsets_of(counts))
 
     def step_packs(self, epoch: int, step: int) -> I64:
         """Pack numbers of a global step: the plan's order in epoch 0, a keyed permutation of it in each later one.
@@ -262,84 +258,6 @@ class Plan:
             "stages": [asdict(stage) for stage in self.stages],
             "num_scheduled": self.num_scheduled,
         }
-
-
-def plan_packs(
-    index: DocumentIndex,
-    *,
-    shards: ShardsReference,
-    max_seq_len: int,
-    capacity: int,
-    strategy: str,
-    buffer: int,
-    packs_per_microbatch: int,
-    microbatches_per_step: int,
-    epoch_seed: int,
-    long_documents: str = "cut",
-    overlap: int = 0,
-    mixture: Sequence[MixtureStage] = (),
-) -> Plan:
-    """Cut a split's documents into segments and pack them, each pool by itself where a mixture is given.
-
-    RecipeError for impossible numbers, for documents that are too long where those are refused, and for a mixture that
-    the split's pools cannot fill.
-    """
-    if packs_per_microbatch < 1 or microbatches_per_step < 1:
-        raise RecipeError(
-            "packs: expected at least 1 pack a microbatch and 1 microbatch a step, found"
-            f" {packs_per_microbatch:,} and {microbatches_per_step:,}. Raise them."
-        )
-    segments = Segments(keep_whole(index.lengths, max_seq_len, long_documents), max_seq_len, overlap)
-    if mixture:
-        order, pack_offsets, pool_packs = _pack_pools(index, segments, capacity, strategy, buffer)
-        snapshots: list[dict[str, Any]] = []
-    else:
-        order, pack_offsets, snapshots = _record(segments, capacity, strategy, buffer)
-    _, start, end = segments.locate(order)
-    packed = end - start
-    stages: tuple[PlannedStage, ...] = ()
-    schedule = None
-    if mixture:
-        packs_per_step = packs_per_microbatch * microbatches_per_step
-        pack_inputs = _pack_sums(packed, pack_offsets)
-        schedule, stages = schedule_packs(pool_packs, pack_inputs, mixture, packs_per_step, epoch_seed)
-    return Plan(
-        index=index,
-        shards=shards,
-        max_seq_len=max_seq_len,
-        long_documents=long_documents,
-        overlap=overlap,
-        capacity=capacity,
-        strategy=strategy,
-        buffer=buffer,
-        packs_per_microbatch=packs_per_microbatch,
-        microbatches_per_step=microbatches_per_step,
-        epoch_seed=epoch_seed,
-        order=_narrowed(order),
-        pack_offsets=_narrowed(pack_offsets),
-        pack_targets=_narrowed(_pack_sums(packed - repeated_inputs(start, overlap), pack_offsets)),
-        pack_sum_squares=_narrowed(_pack_sums(packed * packed, pack_offsets)),
-        snapshots=tuple(snapshots),
-        stages=stages,
-        schedule=None if schedule is None else _narrowed(schedule),
-    )
-
-
-def replay(plan: Plan, first_pack: int) -> Iterator[list[int]]:
-    """The packs from first_pack on as the packer makes them anew, not as they are stored: lists of segment numbers.
-
-    It begins at the nearest snapshot, so that it costs at most SNAPSHOT_PACKS packs to begin anywhere; a strategy that
-    cannot stream and a mixture pack everything first.
-    """
-    if plan.stages:
-        order, pack_offsets, _ = _pack_pools(plan.index, plan.segments, plan.capacity, plan.strategy, plan.buffer)
-        return iter([packed.tolist() for packed in np.split(order, pack_offsets[1:-1])][first_pack:])
-    snapshot = first_pack // SNAPSHOT_PACKS if plan.snapshots else 0
-    carry = Carry()
-    if plan.snapshots:
-        carry = Carry.from_state(plan.snapshots[snapshot], plan.segments.length_of)
-    packs = pack_stream(plan.segments.lengths_from(carry.arrived), plan.capacity, plan.strategy, plan.buffer, carry)
-    return islice(packs, first_pack - snapshot * SNAPSHOT_PACKS, None)
 
 
 def write_plan(folder: Path, plan: Plan, shards_path: Path) -> None:
@@ -476,42 +394,6 @@ def _stages_of(folder: Path, stored: Any) -> tuple[PlannedStage, ...]:
     return tuple(PlannedStage(**stage) for stage in stored)
 
 
-def _record(segments: Segments, capacity: int, strategy: str, buffer: int) -> tuple[I64, I64, list[dict[str, Any]]]:
-    """Segment numbers in pack order, where packs start and end in it, and the packer's state every so many packs."""
-    carry = Carry()
-    stream = pack_stream(segments.lengths_from(0), capacity, strategy, buffer, carry)
-    snapshots = [carry.to_state()] if strategy in STREAMING else []
-    orders, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
-    while run := list(islice(stream, SNAPSHOT_PACKS)):
-        orders.append(np.fromiter(chain.from_iterable(run), dtype=np.int64))
-        sizes.append(np.fromiter(map(len, run), dtype=np.int64, count=len(run)))
-        if strategy in STREAMING and len(run) == SNAPSHOT_PACKS:
-            snapshots.append(carry.to_state())
-    return np.concatenate(orders), np.cumsum(np.concatenate(sizes)), snapshots
-
-
-def _pack_pools(
-    index: DocumentIndex, segments: Segments, capacity: int, strategy: str, buffer: int
-) -> tuple[I64, I64, dict[str, range]]:
-    """Segment numbers in pack order and pack offsets, pool after pool, and which packs are a pool's."""
-    orders, sizes = [np.zeros(0, dtype=np.int64)], [np.zeros(1, dtype=np.int64)]
-    pool_packs: dict[str, range] = {}
-    num_packs = 0
-    for number, pool in enumerate(index.pool_names):
-        numbers = segments.numbers_of(np.flatnonzero(index.pools == number))
-        _, start, end = segments.locate(numbers)
-        order, pack_offsets = pack(end - start, capacity, strategy, buffer)
-        orders.append(numbers[order])
-        sizes.append(np.diff(pack_offsets))
-        pool_packs[pool] = range(num_packs, num_packs + len(pack_offsets) - 1)
-        num_packs = pool_packs[pool].stop
-    return np.concatenate(orders), np.cumsum(np.concatenate(sizes)), pool_packs
-
-
-def _narrowed(column: I64) -> npt.NDArray[Any]:
-    """As uint32 where every value fits."""
-    return column.astype(np.uint32) if int(column.max(initial=0)) < 2**32 else column
-
-
-def _pack_sums(values: I64, pack_offsets: I64) -> I64:
+def pack_sums(values: I64, pack_offsets: I64) -> I64:
+    """The values of each pack added up: int64[s] in pack order and offsets [p + 1] -> int64[p]."""
     return np.diff(offsets_of(values)[pack_offsets])

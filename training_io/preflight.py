@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,15 @@ from torch import Tensor
 
 from training_io.batch import IGNORED, PackedBatch, end_to_end, in_padded_rows
 from training_io.errors import FormatError, InvariantBroken
+from training_io.excerpt import (
+    EXCERPT_TOKENS,
+    excerpt,
+    segment_alone,
+    segments_of,
+    together,
+    uneven_parts,
+    with_drawn_tokens,
+)
 from training_io.experiment import (
     Accumulate,
     Pass,
@@ -44,8 +52,6 @@ from training_io.train import accumulate_gradients
 
 I64 = npt.NDArray[np.int64]
 
-EXCERPT_TOKENS = 1_024
-EXCERPT_SEGMENTS = 8  # padded to the longest they are below three times the excerpt
 
 # Of the largest magnitude compared. A float64 sum of a thousand terms is off by some 1e-13 of it, and a dozen layers of
 # them by 1e-12; a token that sees another segment moves its logits by a thousandth and more.
@@ -88,7 +94,7 @@ def check_before_training(spec: Spec, config: ModelConfig, kind: type[Model] = M
             _refuse(InvariantBroken, "the first loss is that of guessing", first_loss_is_uniform(model), _DEFECT)
         model.double()
         _refuse(InvariantBroken, "packed equals separate", packed_equals_separate(model, few), _DEFECT)
-        violations = loss_knows_no_microbatches(model, _with_drawn_tokens(few, config.vocab_size))
+        violations = loss_knows_no_microbatches(model, with_drawn_tokens(few, config.vocab_size))
         _refuse(InvariantBroken, "the loss knows no microbatches", violations, _DEFECT)
 
 
@@ -103,34 +109,6 @@ def on_one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def excerpt(batch: PackedBatch, max_tokens: int = EXCERPT_TOKENS) -> PackedBatch:
-    """The ends of a batch's first segments as a step of its own: at most max_tokens, none over a third of them.
-
-    The ends, since the first targets of a segment may be IGNORED. Of one or two segments it takes several parts, so
-    that three tokens are enough for three segments. Where segments are cut they are cut unevenly: of equal ones, rows
-    would need no padding.
-    """
-    taken: list[tuple[int, int]] = []
-    num_left = max_tokens
-    for start, end in _segments(batch)[:EXCERPT_SEGMENTS]:
-        length = min(end - start, max(max_tokens // 3 - len(taken), 1), num_left)
-        if length:
-            taken.append((end - length, end))
-            num_left -= length
-    if len(taken) < 3:
-        longest = max((max_tokens - num_left) // 3, 1)
-        taken = [(first, min(first + longest, end)) for start, end in taken for first in range(start, end, longest)]
-    return _part(batch, taken)
-
-
-def together(batches: Sequence[PackedBatch]) -> PackedBatch:
-    """The segments of several batches as one step of one batch."""
-    targets = np.concatenate([batch.targets for batch in batches])
-    lengths = np.concatenate([np.diff(batch.cu_seqlens).astype(np.int64) for batch in batches])
-    inputs = np.concatenate([batch.inputs for batch in batches])
-    return end_to_end(inputs, targets, lengths, int((targets != IGNORED).sum()))
-
-
 def no_token_sees_another(model: Model, batch: PackedBatch) -> list[str]:
     """Another id in every place of a segment changes all of that segment's logits, and no other's by a single bit.
 
@@ -140,7 +118,7 @@ def no_token_sees_another(model: Model, batch: PackedBatch) -> list[str]:
     violations: list[str] = []
     with torch.no_grad():
         before_TV = logits_of(model, batch)
-        for start, end in _segments(batch):
+        for start, end in segments_of(batch):
             if end - start == 1:
                 continue
             poked = inputs.clone()
@@ -158,7 +136,7 @@ def no_token_sees_another(model: Model, batch: PackedBatch) -> list[str]:
 def packed_equals_separate(model: Model, batch: PackedBatch) -> list[str]:
     """In one flat batch the segments have the logits, loss and gradients that each has by itself."""
     packed = compute_step(model, [batch])
-    separate = compute_step(model, [_alone(batch, start, end) for start, end in _segments(batch)])
+    separate = compute_step(model, [segment_alone(batch, start, end) for start, end in segments_of(batch)])
     return [
         *_unequal("logits", [packed.logits], [separate.logits]),
         *_unequal("loss", [packed.loss], [separate.loss]),
@@ -220,7 +198,7 @@ def loss_knows_no_microbatches(model: Model, batch: PackedBatch, accumulate: Acc
 
     `accumulate` adds up the gradients of a step and returns its loss; without one it is the training loop's.
     """
-    parts = _uneven_parts(batch)
+    parts = uneven_parts(batch)
     if not parts:
         return [f"expected segments that divide unevenly, found {len(batch.segment_doc):,}"]
     means = [replace(part, step_targets=len(parts) * part.num_targets) for part in parts]
@@ -347,33 +325,6 @@ def _halves_agree(
     ]
 
 
-def _segments(batch: PackedBatch) -> list[tuple[int, int]]:
-    return list(pairwise(batch.cu_seqlens.tolist()))
-
-
-def _alone(batch: PackedBatch, start: int, end: int) -> PackedBatch:
-    return end_to_end(batch.inputs[start:end], batch.targets[start:end], np.array([end - start]), batch.step_targets)
-
-
-def _part(batch: PackedBatch, ranges: Sequence[tuple[int, int]]) -> PackedBatch:
-    """Parts of segments, each now a segment, as a step of its own."""
-    chosen = np.concatenate([np.arange(start, end) for start, end in ranges] or [np.arange(0)])
-    lengths = np.array([end - start for start, end in ranges], dtype=np.int64)
-    targets = batch.targets[chosen]
-    return end_to_end(batch.inputs[chosen], targets, lengths, int((targets != IGNORED).sum()))
-
-
-def _uneven_parts(batch: PackedBatch) -> list[PackedBatch]:
-    """The batch in two microbatches of one step with unlike numbers of targets; none where it has no such parts."""
-    segments = _segments(batch)
-    for cut in range(1, len(segments)):
-        parts = [_part(batch, segments[:cut]), _part(batch, segments[cut:])]
-        few, many = sorted(part.num_targets for part in parts)
-        if 0 < few < many:
-            return [replace(part, step_targets=batch.step_targets) for part in parts]
-    return []
-
-
 def _first_batches(spec: Spec, config: ModelConfig, min_tokens: int) -> tuple[list[PackedBatch], int]:
     """The microbatches of as many first steps as have so many tokens, on the host, and the id that ends a document."""
     spec = replace(spec, device="cpu", prefetch_depth=0, rank=0, world_size=1, vocab_size=config.vocab_size)
@@ -382,12 +333,6 @@ def _first_batches(spec: Spec, config: ModelConfig, min_tokens: int) -> tuple[li
     while sum(len(batch.inputs) for batch in batches) < min_tokens:  # a step of a short context may have two
         batches += [on_host(batch) for batch in next(stream)]
     return batches, stream.facts.eos_id
-
-
-def _with_drawn_tokens(batch: PackedBatch, vocab_size: int) -> PackedBatch:
-    """Random ids in the same segments, all of them trained: in a text that repeats itself all means are one mean."""
-    ids = np.random.default_rng(0).integers(vocab_size, size=(2, len(batch.inputs)))
-    return end_to_end(ids[0], ids[1], np.diff(batch.cu_seqlens).astype(np.int64), len(batch.inputs))
 
 
 def _refuse(kind: type[FormatError | InvariantBroken], law: str, violations: Sequence[str], what_to_do: str) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 
 from training_io.invariants import MAX_EXAMPLES, order_is_permutation, packs_within_capacity
 from training_io.packing import STREAMING
-from training_io.plan import SNAPSHOT_PACKS, Plan, replay
+from training_io.plan import Plan
+from training_io.planning import SNAPSHOT_PACKS, replay
 
 REPLAYED_PACKS = 16  # from each snapshot but the last
 

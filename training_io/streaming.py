@@ -21,7 +21,8 @@ from training_io.document_index import DocumentIndex
 from training_io.errors import RecipeError, StateMismatch, differences
 from training_io.hashing import identity_of
 from training_io.packing import STREAMING, pack_stream
-from training_io.plan import Plan, ShardsReference, plan_packs
+from training_io.plan import Plan, ShardsReference
+from training_io.planning import plan_packs
 from training_io.sampler import Sampler, refuse_bad_rank, token_facts
 from training_io.segments import Segments, keep_whole, repeated_inputs
 from training_io.shard_format import Tokens, read_shard

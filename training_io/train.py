@@ -198,43 +198,55 @@ def _train_steps(run: Run, on_progress: Callable[[Progress], None], noted: Noted
     peak = peak_flops(_device_name(run.device), config.dtype)
     if run.step == 0:
         _validate(run)
-    started = time.perf_counter()
+    behind_first = time.perf_counter()
     is_stopping = False
     while run.step < config.steps and not is_stopping:
         learning_rate = learning_rate_at(run.step, config)
         is_stopping = _train_step(run, learning_rate, noted)
+        if run.step == first_step + 1:
+            behind_first = time.perf_counter()
         is_due = {name: run.step == config.steps or run.step % getattr(config, name) == 0 for name in _EVERY}
         if is_due["eval_every"]:
             _validate(run)
         if is_due["progress_every"]:
-            seconds_a_step = (time.perf_counter() - started) / (run.step - first_step)
-            on_progress(_progress(run, learning_rate, peak, seconds_a_step * (config.steps - run.step)))
+            on_progress(_progress(run, learning_rate, peak, _seconds_left(run, first_step, behind_first)))
         if is_due["checkpoint_every"] or is_stopping:
             save(run)
     if run.checkpoint is None:  # a branch that has no step left
         save(run)
 
 
+def _seconds_left(run: Run, first_step: int, behind_first: float) -> float | None:
+    """At the pace of this call's steps but the first, in which kernels are compiled; None where there are no others."""
+    left, timed = run.config.steps - run.step, run.step - first_step - 1
+    if not left:
+        return 0.0
+    return (time.perf_counter() - behind_first) / timed * left if timed else None
+
+
 def _train_step(run: Run, learning_rate: float, noted: Noted) -> bool:
     """One update; returns whether any rank was told to stop."""
     began = time.perf_counter()
-    past, facts, step = run.past, run.stream.facts, run.step
     microbatches = next(run.stream)
     for group in run.optimizer.param_groups:
         group["lr"] = learning_rate
     queued = queue_update(run.module, run.optimizer, microbatches, run.dtype, run.config.grad_clip, noted)
     run.stream.stage_ahead()
-    past.digest = digest_with(past.digest, facts, step)
+    run.past.digest = digest_with(run.past.digest, run.stream.facts, run.step)
     loss, *counts, num_stopping, gradient_norm = queued.tolist()  # the one wait
-    if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
-        raise RecipeError(
-            f"step {step + 1:,}: expected a finite loss and gradient, found {loss} and {gradient_norm}. The checkpoints"
-            " before it are sound; lower learning_rate, or lengthen warmup_steps."
-        )
-    computed, inputs, targets, eos, sum_squares = (int(count) for count in counts)
-    if targets != microbatches[0].step_targets:
+    _check_finite(run.step, loss, gradient_norm)
+    _note_step(run, loss, gradient_norm, [int(count) for count in counts], microbatches[0].step_targets)
+    run.pace.seconds += time.perf_counter() - began
+    return bool(num_stopping > 0)
+
+
+def _note_step(run: Run, loss: float, gradient_norm: float, counts: list[int], step_targets: int) -> None:
+    """Add a step, of which `_counts` over all ranks are known, to the run's past; what it was divided by must fit."""
+    past, step = run.past, run.step
+    computed, inputs, targets, eos, sum_squares = counts
+    if targets != step_targets:
         raise InvariantBroken(
-            f"step {step + 1:,}: expected the {microbatches[0].step_targets:,} targets that its loss is divided by,"
+            f"step {step + 1:,}: expected the {step_targets:,} targets that its loss is divided by,"
             f" found {targets:,} over all microbatches and ranks"
         )
     past.losses.append(loss)
@@ -244,13 +256,11 @@ def _train_step(run: Run, learning_rate: float, noted: Noted) -> bool:
         body=targets - eos,
         eos=eos,
         overlap=inputs - targets,
-        slack=facts.slots_of(step) - inputs,
+        slack=run.stream.facts.slots_of(step) - inputs,
         padding=computed - inputs,
     )
     run.pace.tokens += targets
     run.pace.flops += step_flops(run.model.config, inputs, sum_squares)
-    run.pace.seconds += time.perf_counter() - began
-    return bool(num_stopping > 0)
 
 
 def _counts(microbatches: list[DeviceBatch]) -> list[int]:
@@ -269,7 +279,7 @@ def _validate(run: Run) -> None:
         run.past.validation_by_pool.setdefault(pool, []).append((run.step, loss))
 
 
-def _progress(run: Run, learning_rate: float, peak: float | None, eta_seconds: float) -> Progress:
+def _progress(run: Run, learning_rate: float, peak: float | None, eta_seconds: float | None) -> Progress:
     """Where the run is; begins a new pace."""
     past, pace, run.pace = run.past, run.pace, Pace()
     evaluations, run.told_step = evaluations_behind(past, run.told_step), run.step
@@ -289,6 +299,14 @@ def _progress(run: Run, learning_rate: float, peak: float | None, eta_seconds: f
         mfu=pace.mfu(peak, run.world_size),
         eta_seconds=eta_seconds,
     )
+
+
+def _check_finite(step: int, loss: float, gradient_norm: float) -> None:
+    if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
+        raise RecipeError(
+            f"step {step + 1:,}: expected a finite loss and gradient, found {loss} and {gradient_norm}. The checkpoints"
+            " before it are sound; lower learning_rate, or lengthen warmup_steps."
+        )
 
 
 def _device_name(device: torch.device) -> str:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from training_io.errors import FormatError, RecipeError, StateMismatch, differences
 from training_io.hashing import identity_of
 from training_io.shard_format import Tokens, read_shard
+from training_io.spread import spread_places
 
 I64 = npt.NDArray[np.int64]
 
@@ -204,5 +205,4 @@ class RandomWindows:
 
 def _sampled(shard: Tokens) -> list[int]:
     """Tokens at even distances, the first and the last among them."""
-    at = np.linspace(0, max(len(shard) - 1, 0), min(len(shard), SAMPLED_TOKENS)).astype(np.int64)
-    return [int(token) for token in shard[at]]
+    return [int(token) for token in shard[spread_places(len(shard), SAMPLED_TOKENS)]]

@@ -22,8 +22,8 @@ from dagster_server import (
 from file_server import REPOSITORY, serving_files
 
 from pipeline_assets.automation import new_revision_sensor
+from pipeline_assets.flow import STAGES
 from pipeline_assets.pools import revision_of
-from pipeline_assets.recipe import STAGES
 from pipeline_assets.references import PipelineResource
 
 TICK_SECONDS = 180

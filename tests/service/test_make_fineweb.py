@@ -20,7 +20,8 @@ import pytest
 import tokenizers
 from file_server import serving_files
 
-from pipeline_assets.recipe import Recipe, load_recipe
+from pipeline_assets.recipe import Recipe
+from pipeline_assets.recipe_file import load_recipe
 from training_io.hashing import derive_seed
 
 ROOT = Path(__file__).resolve().parents[2]

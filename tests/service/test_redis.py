@@ -24,7 +24,7 @@ from small_corpus import Built
 
 from pipeline_assets.__main__ import main
 from pipeline_assets.lookup import Lookup, find_texts, look_up, memory_index, open_lookup, redis_index
-from pipeline_assets.recipe import load_recipe
+from pipeline_assets.recipe_file import load_recipe
 from pipeline_assets.references import Pipeline
 from pipeline_assets.transforms.lookup import minhash_of
 from pipeline_assets.transforms.minhash import sign_documents

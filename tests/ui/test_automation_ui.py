@@ -27,7 +27,7 @@ from dagster_server import (
 from small_corpus import Built
 
 from pipeline_assets.automation import FAIL_WINDOW, new_revision_sensor, nightly_schedule
-from pipeline_assets.recipe import STAGES
+from pipeline_assets.flow import STAGES
 from resources.execution import open_instance
 
 pytestmark = pytest.mark.desk

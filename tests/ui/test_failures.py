@@ -32,7 +32,7 @@ from dagster_server import (
 from small_corpus import LAST, TRAINING, Built, recorded
 from test_asset_checks import leak_in_the_split_plan, repeat_a_segment
 
-from pipeline_assets.recipe import STAGES
+from pipeline_assets.flow import STAGES
 
 pytestmark = pytest.mark.desk
 

@@ -16,8 +16,8 @@ from browser import SCREENSHOTS, VIEW
 from dagster_server import materializations_of, runs_of, steps_of, verdicts_of, wait_for_new_runs
 
 from pipeline_assets.definitions import ASSETS, CHECKS, build_definitions
+from pipeline_assets.flow import STAGES
 from pipeline_assets.quality_report import PAGE_NAME
-from pipeline_assets.recipe import STAGES
 
 GRAPH = build_definitions().resolve_asset_graph()
 DESCRIPTIONS = {asset.key.path[-1]: GRAPH.get(asset.key).description for asset in ASSETS}
