@@ -3,7 +3,8 @@
 run [--without-training] [--json FILE]   materialize, print the table; exit status 1 with the reason last
 instance                                 prepare Dagster's home below CORPUSMILL_HOME and print its path
 train [--plan DIR] [OPTION …]            train without Dagster, as the recipe says; options as of `training_io.train`
-find [TEXT | --file FILE | -]            is this text in the corpus? exit status 0 when found, 1 when not, 2 on an error
+find [TEXT | --file FILE | -]            is this whole text in the corpus? exit status 0: found, 1: not, 2: an error
+removals [--reason R] [--pool P]         which rows lsh_clusters removed, why, and which are used in their place
 export FORMAT [ARTIFACT] --output DIR    the latest token shards as another trainer reads them
 
 Output that cannot be written ends as in `training_io.command_line`.
@@ -15,7 +16,6 @@ import os
 import shlex
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -25,13 +25,15 @@ from typing import Any
 import dagster as dg
 from dagster import DagsterEventType
 
-from pipeline_assets.recipe import STAGES, load_recipe
+from pipeline_assets.flow import STAGES
+from pipeline_assets.questions import add_find, add_removals, find, list_removals, printable_lines
+from pipeline_assets.recipe_file import load_recipe
 from pipeline_assets.references import PipelineResource
 from resources.artifact_store import home_folder
 from resources.execution import PROCESS_TAG, close_dead_runs, open_instance, prepare_instance, process_lock, profile
 from training_io.__main__ import add_export_options, run_export
 from training_io.command_line import complain, exit_status_of, say
-from training_io.errors import CorpusmillError, RecipeError, SourceError
+from training_io.errors import CorpusmillError, RecipeError
 
 Result = dg.ExecuteInProcessResult | dg.JobExecutionResult
 INTERRUPTED = "interrupted; run again to go on from what is done"
@@ -70,16 +72,19 @@ def _command(arguments: Sequence[str] | None) -> int:
     running.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON to a file as well")
     commands.add_parser("instance", help="prepare Dagster's home and print its path")
     _add_train(commands)
-    _add_find(commands)
+    add_find(commands)
+    add_removals(commands)
     _add_export(commands)
     parsed, options = parser.parse_known_args(arguments)
     if options and parsed.command != "train":
         parser.error(f"unrecognized arguments: {' '.join(options)}")
     if parsed.command == "find":
-        return _find(parsed)
+        return find(parsed)
     try:
         if parsed.command == "export":
             return _export(parsed)
+        if parsed.command == "removals":
+            return list_removals(parsed)
         if parsed.command == "train":
             return _train(parsed.plan, options)
         load_recipe()  # a mistake in it needs no graph to be told
@@ -124,7 +129,7 @@ def _run(home: Path, instance_folder: Path, without_training: bool, output: Path
     say(_table([line for line in lines if line.folder is not None or line.failed]))
     say(f"\n{seconds:.1f} s, of which {check_seconds:.1f} s in the checks: {_counted(result)}.")
     if warned:
-        say("\nWarned:\n" + _printable_lines("\n".join(warned)))
+        say("\nWarned:\n" + printable_lines("\n".join(warned)))
     say(f"\nArtifacts: {home}")
     for line in lines:
         if line.folder is not None:
@@ -134,7 +139,7 @@ def _run(home: Path, instance_folder: Path, without_training: bool, output: Path
             say(f"Open the report in a browser: {Path(line.folder) / REPORT_PAGE}")
     say("Open the UI with `make ui`, or look at one of them with `python -m training_io inspect`.")
     if not result.success:
-        complain("\nFailed:\n" + _printable_lines("\n".join(reasons)))
+        complain("\nFailed:\n" + printable_lines("\n".join(reasons)))
     return 0 if result.success else 1
 
 
@@ -173,70 +178,6 @@ def _train(plan: Path | None, options: Sequence[str]) -> int:
     chosen = [*training_options(PipelineResource().open(), plan), *options]
     say(f"python -m training_io.train {shlex.join(chosen)}")
     return train(chosen)
-
-
-def _add_find(commands: Any) -> None:
-    finding = commands.add_parser("find", help="is this text in the corpus? 0 when found, 1 when not, 2 on an error")
-    texts = finding.add_mutually_exclusive_group(required=True)
-    texts.add_argument("text", nargs="?", metavar="TEXT", help="the text; - reads it from standard input")
-    texts.add_argument("--file", type=Path, metavar="FILE", help="a UTF-8 file that holds the text")
-    finding.add_argument("--json", action="store_true", help="print the answer as JSON")
-    finding.add_argument(
-        "--limit", type=_number_of_matches, default=10, metavar="N", help="how many to print (default 10)"
-    )
-    finding.add_argument("--redis", metavar="HOST:PORT", help="look in an index in Redis (default: CORPUSMILL_REDIS)")
-
-
-def _number_of_matches(value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {value!r}")
-    return int(value)
-
-
-def _find(parsed: argparse.Namespace) -> int:
-    from pipeline_assets.transforms.lookup import printable
-
-    try:
-        from pipeline_assets.answers import answer_lines
-        from pipeline_assets.lookup import look_up
-        from resources.redis_index import redis_address
-
-        pipeline = PipelineResource().open()
-        answers = look_up(pipeline, _given_texts(parsed), redis_address(parsed.redis))
-        answer = next((answer for answer in answers if answer.is_identical), answers[0])
-        text = answer.to_json(parsed.limit) if parsed.json else "\n".join(answer_lines(answer, parsed.limit))
-    except (CorpusmillError, OSError) as error:
-        complain(_printable_lines(f"{type(error).__name__}: {error}"))
-        return 2
-    except Exception:  # noqa: BLE001 - Python's own exit status, 1, would say that nothing was found
-        complain(_printable_lines(traceback.format_exc()))
-        return 2
-    if answer.note:
-        complain(printable(f"Note: {answer.note}"))
-    say(text)
-    return 0 if answer.matches else 1
-
-
-def _printable_lines(message: str) -> str:
-    from pipeline_assets.transforms.lookup import printable
-
-    return "\n".join(map(printable, message.splitlines()))
-
-
-def _given_texts(parsed: argparse.Namespace) -> list[str]:
-    """The text; one from a file also without its last line end, which editors and `echo` add."""
-    if parsed.file is None and parsed.text != "-":
-        return [parsed.text]
-    if parsed.file is None and sys.stdin is None:
-        raise SourceError("standard input: expected the text there, found it closed. Give a text or a --file.")
-    content = sys.stdin.buffer.read() if parsed.file is None else parsed.file.read_bytes()
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            f"{parsed.file or 'standard input'}: expected UTF-8 text, found {error}. Convert it first."
-        ) from error
-    return list(dict.fromkeys([text, text.removesuffix("\n").removesuffix("\r")]))
 
 
 def _add_export(commands: Any) -> None:

@@ -61,6 +61,7 @@ def answer_lines(answer: Answer, limit: int) -> Iterator[str]:
     """An answer for a person, safe for a terminal whatever the corpus holds."""
     if not answer.matches:
         yield f"Not found among {answer.num_documents:,} documents: {answer.doc_id}"
+        yield "Whole documents are compared: a passage of a longer document is not found."
         if answer.is_wordless:
             yield "It has no words, so only an identical text could be found."
         else:

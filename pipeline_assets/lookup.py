@@ -19,10 +19,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline_assets.answers import LIKELY, Answer, Match
-from pipeline_assets.clusters import slice_name, split_units
+from pipeline_assets.clusters import slice_name
 from pipeline_assets.recipe import Recipe
 from pipeline_assets.references import Pipeline
-from pipeline_assets.signatures import DOC_IDS, KEY_ROWS, KEYS, SIGNATURES, minhash_params, signature_family
+from pipeline_assets.signatures import (
+    DOC_IDS,
+    KEY_ROWS,
+    KEYS,
+    SIGNATURES,
+    minhash_params,
+    signature_family,
+    split_units,
+)
 from pipeline_assets.source import ROWS_NAME
 from pipeline_assets.stripes import UNITS_NAME, Stage, units_in
 from pipeline_assets.transforms.jaccard import jaccard_of_pairs
@@ -351,7 +359,7 @@ def _matches_in_unit(lookup: Lookup, number: int, asked: _Asked) -> Iterator[tup
         "estimated_jaccard": (asked.signatures[queries] == signatures[rows]).mean(axis=1),
         "shared_bands": _bands_shared(asked, signatures, pairs, lookup.params),
         "doc_id": [doc_id.tobytes().hex() for doc_id in unit_ids[rows]],
-        **_decided(decisions.take(pa.array(rows)), lookup.stage.recipe),
+        **decided(decisions.take(pa.array(rows)), lookup.stage.recipe),
         **{name: found.column(name) for name in ROW_COLUMNS if name != "text"},
         "excerpt": [excerpt(text) for text in found.column("text").to_pylist()],
     }
@@ -359,7 +367,7 @@ def _matches_in_unit(lookup: Lookup, number: int, asked: _Asked) -> Iterator[tup
         yield query, Match(**row)
 
 
-def _decided(decisions: pa.Table, recipe: Recipe) -> dict[str, Any]:
+def decided(decisions: pa.Table, recipe: Recipe) -> dict[str, Any]:
     """Each row's decision, as columns of matches: what reference sets exclude has no document in its place."""
     excluding = {reference.name for reference in recipe.references if reference.action == "exclude"}
     matching = [names.split(",") for names in decisions.column("references").to_pylist()]

@@ -14,7 +14,10 @@ from typing import Any
 import dagster as dg
 from pydantic import Field, model_validator
 
-from pipeline_assets.recipe import BUILT_IN, DEFAULT_RECIPE, Recipe, load_recipe, parameters_that_matter
+from pipeline_assets.parameters import parameters_that_matter
+from pipeline_assets.recipe import Recipe
+from pipeline_assets.recipe_file import load_recipe
+from pipeline_assets.recipes import BUILT_IN, DEFAULT_RECIPE
 from pipeline_assets.run_tags import (
     REVISION_TAG,
     has_steps_of,
@@ -25,11 +28,11 @@ from pipeline_assets.run_tags import (
     tags_of,
 )
 from resources.artifact_store import ArtifactRef, ArtifactStore, home_folder, replace_file
-from training_io.errors import CorpusmillError, StateMismatch
+from training_io.errors import CorpusmillError, FormatError, StateMismatch
 from training_io.gpu_io_manager import without_empty
 from training_io.hashing import identity_of
+from training_io.homes import REFERENCES_FOLDER
 
-REFERENCES_FOLDER = "_references"
 ROWS_ASSET = "raw_row_groups"
 LISTING_ASSETS = ("dataset_revision", ROWS_ASSET)  # whose steps tag their run with what they list
 MAX_DIFFERING, MAX_SHOWN = 8, 80  # of two recipes' values in a refusal
@@ -113,7 +116,7 @@ def _read_entry(path: Path) -> tuple[ArtifactRef, dict[str, Any]] | None:
     try:
         entry = json.loads(path.read_bytes())
         return ArtifactRef.from_json(entry["ref"]), dict(entry["parameters"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, FormatError):
         return None
 
 

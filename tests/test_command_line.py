@@ -119,6 +119,7 @@ def test_a_complaint_on_a_full_disk_changes_no_status() -> None:
         ("find", ">&-"),
         ("find", "a reader gone"),
         ("find --json", ">/dev/full"),
+        ("removals", "a reader gone"),
         ("instance", "a reader gone"),
         ("inspect", ">/dev/full"),
         ("verify", "a reader gone"),
@@ -129,6 +130,7 @@ def test_every_command_ends_so(clean: Built, which: str, redirection: str) -> No
     command = {
         "find": small_corpus.command("find", "nobody wrote this"),
         "find --json": small_corpus.command("find", "--json", small_corpus.UNIQUE),
+        "removals": small_corpus.command("removals"),
         "instance": small_corpus.command("instance"),
         "inspect": [sys.executable, "-m", "training_io", "inspect", shards],
         "verify": [sys.executable, "-m", "training_io", "verify", shards],

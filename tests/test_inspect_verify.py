@@ -16,7 +16,8 @@ from training_io.errors import RecipeError
 from training_io.inspection import inspect
 from training_io.manifest import MANIFEST_NAME, QUARANTINE_NAME
 from training_io.packing import STRATEGIES, STREAMING
-from training_io.plan import SNAPSHOT_PACKS, load_plan
+from training_io.plan import load_plan
+from training_io.planning import SNAPSHOT_PACKS
 
 LENGTHS = [6, 4, 3, 2, 20, 1, 0, 9]
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -127,6 +128,19 @@ def test_inspect_shows_the_counts_of_any_other_artifact(tmp_path):
     seal(tmp_path, "raw_row_groups", {}, {}, {"num_documents": 7})
     report = inspect(tmp_path, None)
     assert (report["asset"], report["counts"], report["bytes"]) == ("raw_row_groups", {"num_documents": 7}, 5)
+
+
+def test_clusters_by_their_sizes_are_readable(tmp_path, capsys):
+    (tmp_path / "evidence.parquet").write_bytes(b"12345")
+    sizes = [["1", 1_399], ["8 to 15", 2]]
+    seal(tmp_path, "lsh_clusters", {}, {}, {"cluster_sizes": sizes, "pairs": [[1, 2]]})
+    assert main(["inspect", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    lines = ["  cluster_sizes (documents in a cluster: how many clusters)", "    1: 1,399", "    8 to 15: 2", "  pairs"]
+    assert "\n".join(lines) in printed
+    assert "    [0]\n      [0]: 1\n" in printed
+    assert main(["inspect", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["cluster_sizes"] == sizes
 
 
 def test_inspect_prints_lines_and_writes_json(artifacts, tmp_path, capsys):
@@ -457,3 +471,42 @@ def test_a_path_that_is_not_there_is_one_line(tmp_path, capsys, command):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
+
+
+class TestAnAssetsName:
+    """It stands for what a run recorded last for the asset below the home."""
+
+    @pytest.mark.parametrize("command", ["inspect", "verify"])
+    def test_it_is_the_latest_artifact(self, clean, command, capsys, monkeypatch, tmp_path):
+        monkeypatch.setenv("CORPUSMILL_HOME", str(clean.home))
+        monkeypatch.chdir(tmp_path)
+        for asset in ("lsh_clusters", "packing_plan", "tokenizer"):
+            assert main([command, str(clean.folder(asset)), "--json"]) == 0
+            by_path = capsys.readouterr().out
+            assert main([command, asset, "--json"]) == 0
+            assert capsys.readouterr().out == by_path
+
+    def test_a_folder_of_that_name_is_taken_as_it_is(self, clean, capsys, monkeypatch, tmp_path):
+        monkeypatch.setenv("CORPUSMILL_HOME", str(clean.home))
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "tokenizer").mkdir()
+        (tmp_path / "tokenizer" / "rows.parquet").write_bytes(b"12345")
+        seal(tmp_path / "tokenizer", "raw_row_groups", {}, {}, {"num_documents": 7})
+        assert main(["inspect", "tokenizer", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["asset"] == "raw_row_groups"
+
+    @pytest.mark.parametrize("record", [None, b"{", b"[]", b'{"ref": {}}', b'{"ref": 1}'])
+    def test_a_name_without_an_artifact_says_what_to_write(self, record, capsys, monkeypatch, tmp_path):
+        monkeypatch.delenv("CORPUSMILL_HOME", raising=False)
+        monkeypatch.chdir(tmp_path)
+        if record is not None:
+            path = tmp_path / ".corpusmill" / "_references" / "lsh_clusters" / "latest.json"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(record)
+        assert main(["inspect", "lsh_clusters"]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(
+            "FormatError: lsh_clusters: expected the folder of an artifact or a package, or the name"
+        )
+        assert str(tmp_path / ".corpusmill") in line
+        assert "set CORPUSMILL_HOME" in line

@@ -21,7 +21,7 @@ from pipeline_assets import signatures as signing
 from pipeline_assets.__main__ import main
 from pipeline_assets.answers import Answer
 from pipeline_assets.lookup import Lookup, find_texts, look_up, memory_index, open_lookup, refuse_other_parameters
-from pipeline_assets.recipe import load_recipe
+from pipeline_assets.recipe_file import load_recipe
 from pipeline_assets.references import Pipeline
 from pipeline_assets.stripes import units_in
 from pipeline_assets.transforms.lookup import (
@@ -521,6 +521,9 @@ def test_the_status_says_whether_it_was_found(find, clean: Built, tmp_path: Path
     status, out, err = find(UNKNOWN)
     assert (status, err) == (1, "")
     assert out.startswith("Not found among")
+    assert "Whole documents are compared: a passage of a longer document is not found." in out
+    assert find(small_corpus.LONG[:400])[0] == 1
+    assert find(small_corpus.LONG)[0] == 0
     assert "no words" in find("…")[1]
     assert sorted(clean.home.rglob("*")) == before
     monkeypatch.setenv("CORPUSMILL_HOME", str(tmp_path / "none"))
@@ -698,6 +701,25 @@ def test_what_cannot_be_read_is_an_error(find, tmp_path: Path) -> None:
         status, out, err = find(*arguments)
         assert (status, out) == (2, ""), arguments
         assert message in err
+
+
+def test_an_empty_text_is_an_error_and_not_a_text_that_is_not_there(find, tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "text.txt"
+    for content in ("", "\n", "\r\n"):
+        path.write_bytes(content.encode())
+        status, out, err = find("--file", str(path))
+        assert (status, out) == (2, "")
+        assert err.startswith(f"SourceError: {path}: expected a text to look up, found it empty.")
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+        assert find("-")[:2] == (2, "")
+    assert find("")[:2] == (2, "")
+    assert find(" ")[0] == 1
+
+
+def test_the_help_says_that_whole_documents_are_compared(find, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        find("--help")
+    assert "Whole documents are compared" in " ".join(capsys.readouterr().out.split())
 
 
 def test_each_mistake_of_a_recipe_has_a_line_of_its_own(find, tmp_path: Path, monkeypatch) -> None:

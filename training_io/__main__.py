@@ -15,8 +15,12 @@ from typing import Any
 from training_io.command_line import complain, exit_status_of, say
 from training_io.errors import CorpusmillError
 from training_io.exports import FORMATS, export_shards
+from training_io.homes import artifact_folder
 from training_io.inspection import inspect
 from training_io.verification import verify
+
+ARTIFACT_IN_WORDS = "artifact, split or package folder; or an asset's name, such as lsh_clusters: its latest artifact"
+HEADINGS = {"cluster_sizes": "cluster_sizes (documents in a cluster: how many clusters)"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     parsed = _parser().parse_args(arguments)
     try:
+        parsed.artifact = artifact_folder(parsed.artifact)
         status: int = parsed.run(parsed)
     except CorpusmillError as error:
         complain(f"{type(error).__name__}: {error}")
@@ -52,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     add_export_options(exporting)
     exporting.set_defaults(run=run_export)
     for command in (inspecting, verifying, exporting):
-        command.add_argument("artifact", type=Path, metavar="ARTIFACT", help="artifact, split or package folder")
+        command.add_argument("artifact", type=Path, metavar="ARTIFACT", help=ARTIFACT_IN_WORDS)
         command.add_argument("--json", action="store_true", help="machine-readable output")
     return parser
 
@@ -99,14 +104,21 @@ def _verify(parsed: argparse.Namespace) -> int:
 
 
 def _lines(value: Any, indent: str) -> Iterator[str]:
-    """One line a number, nested objects indented."""
-    entries = value.items() if isinstance(value, dict) else ((f"[{at}]", item) for at, item in enumerate(value))
-    for name, item in entries:
+    """One line a number, nested objects indented; a list of names with their values reads like an object."""
+    for name, item in _entries(value):
         if isinstance(item, dict | list) and item:
-            yield f"{indent}{name}"
+            yield f"{indent}{HEADINGS.get(name, name)}"
             yield from _lines(item, indent + "  ")
         else:
             yield f"{indent}{name}: {_shown(item)}"
+
+
+def _entries(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return list(value.items())
+    if all(isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) for item in value):
+        return [(name, item) for name, item in value]
+    return [(f"[{at}]", item) for at, item in enumerate(value)]
 
 
 def _shown(item: Any) -> str:

@@ -1,0 +1,189 @@
+"""The command `removals`: which rows are not used, told as the rows, the decisions and the evidence say it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_corpus
+from small_corpus import Built, doc_id
+from test_asset_checks import change_table, seal_again
+
+from pipeline_assets import removals as removals_module
+from pipeline_assets.__main__ import main
+from pipeline_assets.duplicates import EVIDENCE_NAME
+from pipeline_assets.questions import REMOVED
+from pipeline_assets.stripes import units_in
+from pipeline_assets.transforms.clusters import REASONS
+
+PLACE = ("pool", "file", "row_group", "row")
+TEMPLATE = small_corpus.sentences(4_000, 150)
+
+
+@pytest.fixture(scope="module")
+def excluding(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A home in which a reference set excludes two clusters, and near copies are removed of several units and pools."""
+    folder = small_corpus.write_corpus(tmp_path_factory.mktemp("excluding"))
+    rows = [{"text": f"{TEMPLATE} {number}"} for number in range(30)] + [{"text": small_corpus.EXACT}]
+    small_corpus.write_rows(folder / "beta" / "b_\x1b[2J.parquet", rows)
+    references = [
+        {"name": "sample", "kind": "tokenizer_sample", "documents_per_pool": 12},
+        {"name": "benchmark", "kind": "file", "path": "held_out.txt", "action": "exclude"},
+    ]
+    recipe = small_corpus.write_recipe(folder, {"references": references})
+    return small_corpus.build(recipe, folder / "home", upto="lsh_clusters")
+
+
+@pytest.fixture
+def removals(excluding: Built, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run `removals` in this process: status, standard output, standard error."""
+    use(excluding, monkeypatch)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(["removals", *arguments])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def use(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORPUSMILL_RECIPE", str(built.recipe))
+    monkeypatch.setenv("CORPUSMILL_HOME", str(built.home))
+
+
+def expected_of(built: Built) -> list[dict[str, Any]]:
+    """Every removed row with what the artifacts say of it, found by going through all of them."""
+    refs, rows = built.refs, []
+    for unit in units_in(built.stage, refs["raw_row_groups"]):
+        texts = built.stage.table(unit, "rows.parquet").to_pylist()
+        decisions = built.stage.table(refs["lsh_clusters"], f"clusters/{unit.unit}.parquet").to_pylist()
+        rows += [{**text, **decision} for text, decision in zip(texts, decisions, strict=True)]
+    evidence = {
+        (row["removed_doc_id"], row["kept_doc_id"]): row
+        for row in built.stage.table(refs["lsh_clusters"], EVIDENCE_NAME).to_pylist()
+    }
+    kept = {row["doc_id"]: row for row in rows if row["kept"]}
+    expected = []
+    for row in (row for row in rows if not row["kept"]):
+        is_excluded = row["reason"] == "reference"
+        other = {} if is_excluded else kept[row["kept_doc_id"]]
+        told = {} if is_excluded else evidence[row["doc_id"], row["kept_doc_id"]]
+        expected.append(
+            {name: row[name] for name in PLACE}
+            | {
+                "reason": row["reason"],
+                "doc_id": doc_id(row["text"]).hex(),
+                "excluded_by": ["benchmark"] if is_excluded else [],
+                "kept_doc_id": other["doc_id"].hex() if other else None,
+                "jaccard": told.get("jaccard"),
+                "shared_bands": told.get("shared_bands"),
+            }
+            | {f"kept_{name}": other.get(name) for name in PLACE}
+        )
+    return expected
+
+
+def test_the_reasons_are_those_of_the_decisions() -> None:
+    assert set(REMOVED) == set(REASONS) - {"kept"}
+
+
+@pytest.mark.parametrize("batch_rows", [2, 50_000])
+def test_every_removed_row_is_a_line_with_its_evidence_and_what_is_kept(
+    removals, excluding: Built, monkeypatch: pytest.MonkeyPatch, batch_rows: int
+) -> None:
+    monkeypatch.setattr(removals_module, "BATCH_ROWS", batch_rows)
+    before = sorted(excluding.home.rglob("*"))
+    expected = expected_of(excluding)
+    assert {row["reason"] for row in expected} == set(REMOVED)
+    assert len({row["pool"] for row in expected}) == 2
+    assert len({(row["pool"], row["file"]) for row in expected}) > 2, "several units"
+    status, out, err = removals("--json", "--limit", "1000")
+    assert (status, err) == (0, f"{len(expected)} of {len(expected)} removed rows, in the order of reading.\n")
+    assert [json.loads(line) for line in out.splitlines()] == expected
+    assert sorted(excluding.home.rglob("*")) == before
+
+
+@pytest.mark.parametrize("reason", [None, *REMOVED])
+@pytest.mark.parametrize("pool", [None, "alpha", "beta"])
+def test_a_reason_and_a_pool_choose(removals, excluding: Built, reason: str | None, pool: str | None) -> None:
+    chosen = [*(("--reason", reason) if reason else ()), *(("--pool", pool) if pool else ())]
+    wanted = [row for row in expected_of(excluding) if reason in (None, row["reason"]) and pool in (None, row["pool"])]
+    _, out, err = removals("--json", "--limit", "3", *chosen)
+    assert [json.loads(line) for line in out.splitlines()] == wanted[:3]
+    assert err.startswith(f"{min(3, len(wanted))} of {len(wanted)} removed rows")
+    assert ("raise --limit" in err) == (len(wanted) > 3)
+
+
+def test_a_person_is_told_the_same_and_no_name_reaches_the_terminal_raw(removals, excluding: Built) -> None:
+    status, out, err = removals("--limit", "1000")
+    expected = expected_of(excluding)
+    assert (status, err) == (0, "")
+    first, *blocks = out.rstrip("\n").split("\n\n")
+    assert first == f"{len(expected)} of {len(expected)} removed rows, in the order of reading."
+    assert "\x1b" not in out
+    assert len(blocks) == len(expected)
+    for block, row in zip(blocks, expected, strict=True):
+        said = [row["reason"], row["doc_id"], f"row group {row['row_group']} row {row['row']}"]
+        if row["kept_doc_id"]:
+            said += [f"Jaccard {row['jaccard']:.3f}", f"kept is {row['kept_doc_id']}", f"{row['shared_bands']} bands"]
+            said += [f"row group {row['kept_row_group']} row {row['kept_row']}"]
+        else:
+            said += ["reference sets that exclude, benchmark"]
+        assert [part for part in said if part not in block] == []
+
+
+def test_twenty_are_shown_where_no_limit_is_given(removals, excluding: Built) -> None:
+    number = len(expected_of(excluding))
+    assert number > 20
+    status, out, _ = removals()
+    assert (status, out.count("\n\n")) == (0, 20)
+    assert out.startswith(f"20 of {number} removed rows, in the order of reading; raise --limit to see more.\n")
+
+
+def test_a_pool_that_is_not_there_is_refused_with_those_that_are(removals) -> None:
+    status, out, err = removals("--pool", "gamma")
+    assert (status, out) == (1, "")
+    assert (
+        err
+        == "SourceError: --pool: expected one of the corpus's pools, alpha, beta, found 'gamma'. Correct the name.\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--reason", "kept"], ["--limit", "0"], ["text"]])
+def test_a_wrong_call_has_status_2(removals, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        removals(*arguments)
+    assert ended.value.code == 2
+
+
+def test_what_rests_on_damage_is_an_error_and_no_list(
+    removals, excluding: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = small_corpus.copy_home(excluding, tmp_path / "home")
+    use(copy, monkeypatch)
+    clusters, answer, refused = copy.folder("lsh_clusters"), removals("--json", "--limit", "1000"), []
+    rows = [copy.stage.folder(unit) / "rows.parquet" for unit in units_in(copy.stage, copy.refs["raw_row_groups"])]
+    for path in (clusters / EVIDENCE_NAME, *sorted((clusters / "clusters").rglob("*.parquet")), *rows):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        status, out, err = removals("--json", "--limit", "1000")
+        if (status, out, err) != answer:  # a unit without a removed or a kept one's row is not read
+            assert (status, err.splitlines()[-1].startswith("FormatError: ")) == (1, True), path
+            assert str(path) in err
+            refused.append(path)
+        path.write_bytes(whole)
+    assert {path.name == "rows.parquet" for path in refused} == {True, False}
+    assert set(refused) >= {clusters / EVIDENCE_NAME, *(clusters / "clusters").rglob("*.parquet")}
+
+
+def test_evidence_of_another_row_is_not_told(
+    removals, excluding: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = small_corpus.copy_home(excluding, tmp_path / "home")
+    use(copy, monkeypatch)
+    path = copy.folder("lsh_clusters") / EVIDENCE_NAME
+    change_table(path, lambda rows: rows[::-1])
+    seal_again(copy, path.parent)
+    status, _, err = removals("--json")
+    assert status == 1
+    assert "expected evidence of the removed document" in err
