@@ -1,12 +1,10 @@
-"""clusters: sorted band keys -> connected components, one kept document each, references matched, by bucket.
+"""clusters: edges of all buckets -> connected components, one kept document each, references matched.
 
-A bucket is a range of band keys by their top bits; its step sorts it alone, in bounded memory. Sealing unites the
-buckets' edges to the fixpoint. Promise: labels and choices depend on content alone, whatever the order of rows, the
-stripes, the buckets and the workers. Each raw unit gets its own slice of the result, so one new document does not redo
-a thousand units downstream.
+Sealing unites the buckets' edges to the fixpoint. Promise: labels and choices depend on content alone, whatever the
+order of rows, the stripes, the buckets and the workers. Each raw unit gets its own slice of the result, so one new
+document does not redo a thousand units downstream.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline_assets.buckets import (
+    BUCKET_PREFIX,
+    CLUSTERS_VERSION,
+    DUMP_EDGES,
+    EDGES,
+    HITS,
+    LEFT,
+    VERIFIED,
+    build_buckets,
+    plan_buckets,
+)
 from pipeline_assets.corpus import Corpus
 from pipeline_assets.duplicates import (
     BY_PAIR_NAME,
@@ -22,20 +31,17 @@ from pipeline_assets.duplicates import (
     EVIDENCE_NAME,
     EXAMPLES_NAME,
     LARGEST_NAME,
+    shown_examples,
     write_duplicates,
 )
+from pipeline_assets.ops import graph_spec, mapped_op, planning_op, sealing_op
 from pipeline_assets.pictures import bar_picture
-from pipeline_assets.recipe import MAX_STEPS_PER_FAN_OUT, ReferenceFile, TokenizerSample
 from pipeline_assets.reference_hits import (
     BOILERPLATE_NAME,
     HITS_NAME,
     all_hits,
     hit_table,
-    is_among,
-    plan_searches,
     reference_counts,
-    reference_texts,
-    search_unit,
     some_of_each_set,
 )
 from pipeline_assets.report import (
@@ -44,24 +50,13 @@ from pipeline_assets.report import (
     pictures_metadata,
     rounded,
     shown_table,
-    spread_rows,
     table_metadata,
 )
 from pipeline_assets.schemas import Clusters, ReferenceHits, arrow_schema, validated
-from pipeline_assets.signatures import DOC_IDS, KEY_ROWS, KEYS, REFERENCE_PREFIX
+from pipeline_assets.sections.references import ReferenceFile, TokenizerSample
+from pipeline_assets.signatures import split_units
 from pipeline_assets.source import document_coordinates, pool_names
-from pipeline_assets.stripes import (
-    Sealed,
-    Stage,
-    Task,
-    build_each,
-    graph_spec,
-    mapped_op,
-    planning_op,
-    sealing_op,
-    tasks_of,
-    units_in,
-)
+from pipeline_assets.stripes import Sealed, Stage, units_in
 from pipeline_assets.transforms.clusters import (
     KEPT,
     REASONS,
@@ -69,169 +64,25 @@ from pipeline_assets.transforms.clusters import (
     Documents,
     DumpScope,
     decide,
-    match_all_references,
-    match_references,
     names_of_bits,
     size_table,
 )
-from pipeline_assets.transforms.duplicates import keys_within
 from pipeline_assets.transforms.keep import Preferences, preferences
-from pipeline_assets.transforms.lsh import NO_KEY, bucket_bounds, star_edges
 from pipeline_assets.transforms.rows import doc_id_array
-from pipeline_assets.transforms.verify import verified_edges
 from resources.artifact_store import ArtifactRef, unit_inputs
-from resources.tables import write_array, write_table
+from resources.tables import write_table
 from training_io.hashing import derive_seed, keyed_hash
 
-CLUSTERS_VERSION = 7
-EDGES, DUMP_EDGES, HITS = "edges.npy", "edges_within_dumps.npy", "reference_hits.npy"
-BUCKET_PREFIX = "bucket-"
-LEFT = "documents_left_unverified"  # counted once for each band that they share with too many
-VERIFIED = ("pairs_compared", "pairs_verified", LEFT)
-MAX_CANDIDATES = 1 << 20  # pairs of a reference and a document that are compared at once
 SHOWN_ROWS = 10
 PICTURE_NAME = "cluster_sizes.png"
 TABLES = (EVIDENCE_NAME, EXAMPLES_NAME, LARGEST_NAME, BY_PAIR_NAME, HITS_NAME, BOILERPLATE_NAME)
 
 I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
 
 
 def slice_name(unit: str) -> str:
     """File of the decisions about one raw unit's rows."""
     return f"clusters/{unit}.parquet"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bucket:
-    """One bucket of band keys, and what it is made from."""
-
-    number: int
-    raw_row_groups: ArtifactRef
-    reference_sets: ArtifactRef
-    minhash_signatures: ArtifactRef
-
-
-def plan_buckets(
-    stage: Stage, raw_row_groups: ArtifactRef, reference_sets: ArtifactRef, minhash_signatures: ArtifactRef
-) -> list[Task]:
-    """One unit a bucket (a small corpus has one), and the searches for the reference sets' runs of words."""
-    buckets = [
-        Bucket(
-            number=number,
-            raw_row_groups=raw_row_groups,
-            reference_sets=reference_sets,
-            minhash_signatures=minhash_signatures,
-        )
-        for number in range(stage.recipe.dedup.num_buckets)
-    ]
-    most = MAX_STEPS_PER_FAN_OUT // 2
-    return tasks_of(buckets, "buckets", most) + plan_searches(stage, raw_row_groups, reference_sets, most)
-
-
-def build_buckets(stage: Stage, task: Task) -> list[ArtifactRef]:
-    """Sort each bucket and write its edges and reference hits; search units for runs of words."""
-
-    def build_unit(unit: Any) -> ArtifactRef:
-        return _build_bucket(stage, unit) if isinstance(unit, Bucket) else search_unit(stage, unit)
-
-    return build_each(stage, task, build_unit)
-
-
-def _build_bucket(stage: Stage, bucket: Bucket) -> ArtifactRef:
-    dedup = stage.recipe.dedup
-    reads_texts = dedup.verify_jaccard is not None
-    reads_rows = reads_texts or dedup.scope == "dump"
-    return stage.materialize(
-        asset="lsh_clusters",
-        unit=f"{BUCKET_PREFIX}{bucket.number:05d}-of-{dedup.num_buckets:05d}",
-        inputs={
-            "signatures": bucket.minhash_signatures.digest,
-            **({"rows": bucket.raw_row_groups.digest} if reads_rows else {}),
-            **({"references": bucket.reference_sets.digest} if reads_texts else {}),
-        },
-        parameters={
-            "bucket": bucket.number,
-            "num_buckets": dedup.num_buckets,
-            "scope": dedup.scope,
-            "verify_jaccard": dedup.verify_jaccard,
-        },
-        version=CLUSTERS_VERSION,
-        write=lambda folder: _write_bucket(stage, folder, bucket),
-    )
-
-
-def _write_bucket(stage: Stage, folder: Path, bucket: Bucket) -> dict[str, Any]:
-    signed, references = split_units(units_in(stage, bucket.minhash_signatures))
-    corpus = Corpus(stage, units_in(stage, bucket.raw_row_groups), signed)
-    keys, nodes = _bucket_of(stage, signed, bucket.number)
-    edges, counts = _edges(corpus, keys, nodes)
-    write_array(edges, folder / EDGES)
-    is_explored = not counts.get(LEFT)
-    if stage.recipe.dedup.scope == "dump":
-        inside, more = _edges(corpus, keys_within(keys, corpus.codes("dump")[0][nodes], NO_KEY), nodes)
-        write_array(inside, folder / DUMP_EDGES)
-        counts = {name: counts[name] + more[name] for name in counts}
-    hits = _hits(corpus, bucket, keys, nodes, references, is_explored)
-    write_array(hits, folder / HITS)
-    return {"band_keys": len(keys), "edges": len(edges), "reference_hits": len(hits), **counts}
-
-
-def _edges(corpus: Corpus, keys: U64, nodes: I64) -> tuple[I64, dict[str, int]]:
-    threshold = corpus.stage.recipe.dedup.verify_jaccard
-    if threshold is None:
-        return star_edges(keys, nodes), {}
-    # Documents are numbered by their ids here: which are compared must not depend on the order of rows.
-    documents, places = np.unique(nodes, return_inverse=True)
-    order = np.argsort(corpus.order_keys[documents], kind="stable")
-    ranks = np.empty(len(order), np.int64)
-    ranks[order] = np.arange(len(order))
-    ordered = documents[order]
-    edges, stats = verified_edges(keys, ranks[places], lambda pairs: corpus.similarities(ordered[pairs]), threshold)
-    return ordered[edges], dict(zip(VERIFIED, (stats.num_compared, stats.num_verified, stats.num_left), strict=True))
-
-
-def _hits(
-    corpus: Corpus, bucket: Bucket, keys: U64, nodes: I64, references: list[ArtifactRef], is_explored: bool
-) -> I64:
-    """Which references share a bucket with which documents; verified edges connect no whole bucket, so all of it.
-
-    Then a reference that is in the corpus is left out where all of the bucket was compared: it hits its own text, and
-    what is alike is in its cluster.
-    """
-    stage = corpus.stage
-    reference_keys, reference_nodes = _bucket_of(stage, references, bucket.number)
-    threshold = stage.recipe.dedup.verify_jaccard
-    if threshold is None:
-        return match_references(keys, nodes, reference_keys, reference_nodes, corpus.order_keys)
-    doc_ids = np.concatenate([np.empty((0, 32), np.uint8), *(stage.array(unit, DOC_IDS) for unit in references)])
-    is_outside = ~(is_among(doc_ids, corpus.doc_ids) & is_explored)[reference_nodes]
-    texts = reference_texts(stage, bucket.reference_sets)
-    found = [np.empty((0, 2), np.int64)]
-    outside = (reference_keys[is_outside], reference_nodes[is_outside])
-    blocks = match_all_references(keys, nodes, *outside, MAX_CANDIDATES)
-    found += [block[corpus.similarities_to(texts, block) >= threshold] for block in blocks]
-    return np.concatenate(found)
-
-
-def split_units(units: list[ArtifactRef]) -> tuple[list[ArtifactRef], list[ArtifactRef]]:
-    """Signature units of the corpus, and those of reference sets."""
-    corpus = [unit for unit in units if not unit.unit.startswith(REFERENCE_PREFIX)]
-    return corpus, [unit for unit in units if unit.unit.startswith(REFERENCE_PREFIX)]
-
-
-def _bucket_of(stage: Stage, units: list[ArtifactRef], bucket: int) -> tuple[U64, I64]:
-    """The bucket's band keys over all units, and for each the number of its text in unit order."""
-    keys: list[U64] = [np.empty(0, np.uint64)]
-    nodes: list[I64] = [np.empty(0, np.int64)]
-    first = 0
-    for unit in units:
-        unit_keys = stage.array(unit, KEYS)
-        start, end = bucket_bounds(unit_keys, stage.recipe.dedup.num_buckets)[bucket : bucket + 2]
-        keys.append(unit_keys[start:end])
-        nodes.append(stage.array(unit, KEY_ROWS)[start:end].astype(np.int64) + first)
-        first += unit.counts["documents"]
-    return np.concatenate(keys), np.concatenate(nodes)
 
 
 def seal_clusters(
@@ -285,6 +136,7 @@ def _metadata(stage: Stage, ref: ArtifactRef, parts: list[ArtifactRef], units: l
     by = {name: [row for row in by_pair if row["by"] == name] for name in ("pool", "dump")}
     return asset_metadata(stage, ref, parts) | {
         **table_metadata(Clusters, counts["documents"], stage.sample(ref, slice_name(units[0].unit))),
+        "removed": counts["documents"] - counts["kept"],
         "removed_share_of_documents": rounded(removed / max(1, counts["documents"])),
         "removed_share_of_bytes": rounded(counts["removed_bytes"] / max(1, counts["text_bytes"])),
         **pictures_metadata(folder, {"cluster_sizes": "clusters by number of documents", **DUPLICATES_PICTURES}),
@@ -292,7 +144,7 @@ def _metadata(stage: Stage, ref: ArtifactRef, parts: list[ArtifactRef], units: l
         **shown_table("removed_by_pool_and_kept_pool", by["pool"], most=SHOWN_ROWS),
         **shown_table("removed_by_dump_and_kept_dump", by["dump"], most=SHOWN_ROWS),
         **shown_table("largest_clusters", stage.table(ref, LARGEST_NAME).to_pylist(), most=SHOWN_ROWS),
-        **shown_table("example_pairs", spread_rows(examples, SHOWN_ROWS), total=examples.num_rows),
+        **shown_table("example_pairs", shown_examples(examples, SHOWN_ROWS), total=examples.num_rows),
         **shown_table("reference_hits_by_set", [{"set": name, **row} for name, row in counts["references"].items()]),
         **shown_table("reference_hits", some_of_each_set(hits, 5), total=hits.num_rows),
         **shown_table("boilerplate_ngrams", stage.table(ref, BOILERPLATE_NAME).to_pylist(), most=SHOWN_ROWS),

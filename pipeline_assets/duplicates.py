@@ -6,7 +6,7 @@ place are read again for their exact similarity.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline_assets.corpus import Corpus
-from pipeline_assets.pictures import MAX_CELLS, heatmap_picture
+from pipeline_assets.pictures import MAX_CELLS, heatmap_picture, histogram_picture
+from pipeline_assets.report import spread_rows
 from pipeline_assets.schemas import (
     Contract,
     Evidence,
@@ -26,6 +27,7 @@ from pipeline_assets.schemas import (
     arrow_schema,
     validated,
 )
+from pipeline_assets.shown_columns import EXAMPLE_COLUMNS
 from pipeline_assets.transforms.clusters import EXACT_DUPLICATE, NEAR_DUPLICATE, Decisions
 from pipeline_assets.transforms.duplicates import (
     all_pairs,
@@ -36,6 +38,8 @@ from pipeline_assets.transforms.duplicates import (
     members_by_cluster,
     pair_table,
 )
+from pipeline_assets.transforms.lookup import excerpt
+from pipeline_assets.transforms.lsh import steepest_similarity
 from pipeline_assets.transforms.rows import doc_id_array
 from resources.tables import write_table
 from training_io.hashing import derive_seed, keyed_hash
@@ -47,6 +51,7 @@ BY_PAIR_NAME = "removed_by_pair.parquet"
 DUPLICATES_PICTURES = {
     "duplicates_by_pool": "documents removed, by their pool and that of the document kept",
     "duplicates_by_dump": "documents removed, by their crawl and that of the document kept",
+    "removed_by_similarity": "near duplicates removed, by their similarity to the document kept",
 }
 
 I64 = npt.NDArray[np.int64]
@@ -56,6 +61,8 @@ MAX_COMPARED_MEMBERS = 32
 EXAMPLES_PER_RANGE = 3
 EXCERPT_CHARACTERS = 200
 NUM_NAMED = 3
+SIMILARITY_BINS = 20
+SHOWN_CHARACTERS = 32  # of each text of a pair, side by side in a narrow column
 
 
 def write_duplicates(
@@ -80,6 +87,9 @@ def write_duplicates(
     for by, what in (("pool", "pool"), ("dump", "crawl")):
         if picture := duplicates_picture([row[1:4] for row in by_pair if row[0] == by], what):
             (folder / f"duplicates_by_{by}.png").write_bytes(picture)
+    is_near = decisions.reason[removed] == NEAR_DUPLICATE
+    if picture := similarity_picture(jaccard[is_near], _similarity_marks(corpus)):
+        (folder / "removed_by_similarity.png").write_bytes(picture)
     keys = keyed_hash(corpus.doc_ids[removed], derive_seed(corpus.stage.recipe.seed, "examples"))
     chosen = example_pairs(jaccard, keys, EXAMPLES_PER_RANGE)
     _write(ExamplePairs, _examples(corpus, pairs[chosen], jaccard[chosen], bands[chosen]), folder / EXAMPLES_NAME)
@@ -102,6 +112,32 @@ def duplicates_picture(counted: Sequence[tuple[str, str, int]], what: str) -> by
     shown = [name or "(none)" for name in names]
     title = f"Duplicates removed, by {what}"
     return heatmap_picture(title, f"{what} of the document kept", f"{what} of the one removed", shown, shown, table)
+
+
+def similarity_picture(jaccard: npt.NDArray[np.float64], marks: Mapping[str, float]) -> bytes | None:
+    """PNG of how similar near duplicates are to what was kept: float64[m]; None where there are none.
+
+    Documents of a chain may be far less alike than those next to each other in it: they show left of the threshold.
+    """
+    if not len(jaccard):
+        return None
+    edges = [number / SIMILARITY_BINS for number in range(SIMILARITY_BINS + 1)]
+    counts = np.histogram(jaccard, edges)[0].tolist()
+    title, of = "Near duplicates removed, by similarity to the document kept", "Jaccard similarity of the two"
+    return histogram_picture(title, of, "documents removed", edges, counts, marks, log_x=False)
+
+
+def _similarity_marks(corpus: Corpus) -> dict[str, float]:
+    dedup = corpus.stage.recipe.dedup
+    verified = {} if dedup.verify_jaccard is None else {"dedup.verify_jaccard": dedup.verify_jaccard}
+    return {"S-curve's threshold": steepest_similarity(dedup.num_bands, dedup.rows_per_band), **verified}
+
+
+def shown_examples(examples: pa.Table, most: int) -> list[dict[str, Any]]:
+    """Some of the example pairs, from the most alike to the least, narrow enough to be read side by side."""
+    narrow = examples.select([*EXAMPLE_COLUMNS]).rename_columns([*EXAMPLE_COLUMNS.values()])
+    rows = spread_rows(narrow, most)
+    return [{**row, **{side: excerpt(row[side], SHOWN_CHARACTERS) for side in ("removed", "kept")}} for row in rows]
 
 
 def _evidence(

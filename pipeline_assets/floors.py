@@ -19,12 +19,14 @@ from pipeline_assets.stripes import Stage
 from pipeline_assets.transforms.arrays import located
 from pipeline_assets.transforms.floors import measure_floors, shortest_documents
 from pipeline_assets.transforms.lookup import excerpt, printable
+from pipeline_assets.transforms.split import REASONS, SPLITS, UNUSED
 from resources.artifact_store import ArtifactRef
 from resources.tables import read_rows, write_table
 
 FLOORS_NAME, SHORTEST_NAME = "floors.parquet", "shortest.parquet"
 NUM_SHORTEST = 20
 COLUMNS = ("doc_id", "pool", "score", "text")
+SPLIT_NAMES = {**dict(enumerate(SPLITS)), UNUSED: "unused"}
 
 
 def scores_of(stage: Stage, raw: ArtifactRef, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -40,9 +42,10 @@ def write_floors(
     scores: npt.NDArray[np.float64],
     places: Sequence[tuple[ArtifactRef, npt.NDArray[np.int64]]],
     order: npt.NDArray[np.int64],
+    codes: npt.NDArray[np.uint8],
 ) -> None:
-    """Write both tables. Lengths and scores are in the final order; `order` numbers documents through the units, which
-    `places` lists: each raw unit and its rows.
+    """Write both tables. Lengths, scores and codes (uint8[n, 2] of split and reason) are in the final order; `order`
+    numbers documents through the units, which `places` lists: each raw unit and its rows.
     """
     effects = [asdict(effect) for effect in measure_floors(num_tokens, scores, stage.recipe.splits.min_tokens)]
     table = pa.Table.from_pylist(effects, schema=arrow_schema(FloorEffects))
@@ -50,16 +53,21 @@ def write_floors(
     shown = shortest_documents(num_tokens, NUM_SHORTEST)
     firsts = np.cumsum([0, *(len(rows) for _, rows in places)])
     shortest = [
-        _described(stage, places[unit][0], places[unit][1][place], count)
-        for unit, place, count in zip(*located(firsts, order[shown]), num_tokens[shown].tolist(), strict=True)
+        {
+            **_described(stage, places[unit][0], places[unit][1][place]),
+            "num_tokens": int(num_tokens[document]),
+            "split": SPLIT_NAMES[int(codes[document, 0])],
+            "reason": REASONS[codes[document, 1]],
+        }
+        for unit, place, document in zip(*located(firsts, order[shown]), shown, strict=True)
     ]
     table = pa.Table.from_pylist(shortest, schema=arrow_schema(ShortestDocuments))
     write_table(validated(ShortestDocuments, table), folder / SHORTEST_NAME)
 
 
-def _described(stage: Stage, raw: ArtifactRef, row: int, num_tokens: int) -> Mapping[str, Any]:
+def _described(stage: Stage, raw: ArtifactRef, row: int) -> Mapping[str, Any]:
     (document,) = read_rows(stage.folder(raw) / ROWS_NAME, np.array([row]), COLUMNS).to_pylist()
-    return {**document, "num_tokens": num_tokens, "text": printable(excerpt(document["text"]))}
+    return {**document, "text": printable(excerpt(document["text"]))}
 
 
 def floors_metadata(stage: Stage, plan: ArtifactRef) -> dict[str, Any]:

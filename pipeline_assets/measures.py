@@ -6,7 +6,7 @@ tables when the definitions load, nothing in an event. A name in angle brackets 
 pool's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dagster as dg
@@ -97,6 +97,7 @@ CLUSTERS: Measures = {
     "clusters_over_several_dumps": Measure("clusters", "Those of them over several crawls"),
     "largest_cluster": Measure("documents", "Documents of the largest cluster"),
     "kept": Measure("documents", "Documents that stay"),
+    "removed": Measure("documents", "Documents that do not stay: `exact_duplicate`, `near_duplicate` and `reference`"),
     "exact_duplicate": Measure("documents", "Removed: the text of the document kept"),
     "near_duplicate": Measure("documents", "Removed: in a cluster of which another document is kept"),
     "reference": Measure("documents", "Removed: in a cluster that a reference set with action exclude hit"),
@@ -243,8 +244,38 @@ def numbers_metadata(asset: str) -> dict[str, Any]:
     >>> numbers_metadata("packing_plan")["numbers"].records[0].data
     {'number': 'packs', 'unit': 'packs', 'meaning': 'Packs of all splits'}
     """
-    records = [
-        dg.TableRecord({"number": number, "unit": one.unit, "meaning": ", ".join(filter(None, one[1:]))})
+    rows = [
+        {"number": number, "unit": one.unit, "meaning": ", ".join(filter(None, one[1:]))}
         for number, one in MEASURES[asset].items()
     ]
-    return {"numbers": dg.MetadataValue.table(records)}
+    return {"numbers": explained_table(rows, NUMBERS)}
+
+
+NUMBERS: Measures = {
+    "number": Measure("", "Name of an entry of the asset's events; <…> stands for several names"),
+    "unit": Measure("", "What it counts, or is measured in"),
+    "meaning": Measure("", "What it is, and where it is there if not always"),
+}
+
+
+def explained_table(rows: Sequence[Mapping[str, Any]], columns: Measures) -> dg.TableMetadataValue:
+    """Rows of plain values, at least one, as a table whose schema says what its columns mean.
+
+    >>> table = explained_table([{"floor": 16}], {"floor": Measure("tokens", "Fewest that are enough")})
+    >>> [(column.name, column.type, column.description, column.tags) for column in table.schema.columns]
+    [('floor', 'int', 'Fewest that are enough', {'unit': 'tokens'})]
+    """
+    table = dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows])
+    explained = [
+        explained_column(column.name, column.type, columns.get(column.name, UNEXPLAINED))
+        for column in table.schema.columns
+    ]
+    return dg.MetadataValue.table(table.records, dg.TableSchema(columns=explained))
+
+
+UNEXPLAINED = Measure("", "")
+
+
+def explained_column(name: str, kind: str, one: Measure) -> dg.TableColumn:
+    """A column with what it means, its unit as a tag."""
+    return dg.TableColumn(name, kind, description=one.meaning or None, tags={"unit": one.unit} if one.unit else None)

@@ -107,14 +107,17 @@ def histogram_picture(
     edges: Sequence[float],
     values: Sequence[float],
     marks: Mapping[str, float],
+    log_x: bool = True,
 ) -> bytes:
-    """PNG of one bar between each two edges, over a logarithmic axis, with named marks on it, such as quantiles."""
-    figure, axes = _card(title, x_label, y_label, x_scale="log")
+    """PNG of one bar between each two edges, with named marks on the axis, such as quantiles."""
+    figure, axes = _card(title, x_label, y_label, x_scale="log" if log_x else "linear")
     axes.bar(edges[:-1], values, np.diff(edges), align="edge", color=COLOURS[0], edgecolor=GROUND, linewidth=0.5)
     axes.set_xlim(edges[0], edges[-1])
     _mark_ticks(axes, edges)
+    if all(float(value).is_integer() for value in values):
+        axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_ylim(0, 1.5 * max([*values, 1e-9]))  # above the bars there is room for the marks
-    half_way = math.sqrt(edges[0] * edges[-1])
+    half_way = math.sqrt(edges[0] * edges[-1]) if log_x else (edges[0] + edges[-1]) / 2
     box = {"facecolor": GROUND, "edgecolor": "none", "pad": 0.5}
     for number, (name, at) in enumerate(marks.items()):
         axes.axvline(at, color=INK, linewidth=1, linestyle=(0, (4, 2)))

@@ -14,11 +14,13 @@ import dagster as dg
 import pyarrow as pa
 
 from pipeline_assets.columns import LINEAGE, STORED, rows_of
-from pipeline_assets.recipe import own_parameters
+from pipeline_assets.measures import Measures, explained_column, explained_table
+from pipeline_assets.parameters import own_parameters
 from pipeline_assets.schemas import Contract
-from pipeline_assets.stored import spread_places
+from pipeline_assets.shown_columns import TABLES, columns_of_sample, of_contract
 from pipeline_assets.stripes import Stage
 from resources.artifact_store import ArtifactRef
+from training_io.spread import spread_places
 
 MAX_CELL_CHARACTERS = 160
 MAX_ROWS = 50
@@ -78,23 +80,20 @@ def stored_metadata(stage: Stage, ref: ArtifactRef, parts: Sequence[ArtifactRef]
     return found | {
         "dagster/row_count": rows.num_rows,
         "dagster/column_schema": dg.TableSchema(columns=columns),
-        "sample_rows": rows_metadata(rows.sample),
+        "sample_rows": rows_metadata(rows.sample, columns_of_sample(ref.asset)),
     }
 
 
 def table_metadata(contract: type[Contract], num_rows: int, sample: pa.Table) -> dict[str, Any]:
     """Row count, column schema with descriptions, and a few sample rows."""
-    columns = contract.to_schema().columns
+    columns = of_contract(contract)
     schema = dg.TableSchema(
-        columns=[
-            dg.TableColumn(name, str(contract.__annotations__[name]), description=column.description)
-            for name, column in columns.items()
-        ]
+        columns=[explained_column(name, str(contract.__annotations__[name]), one) for name, one in columns.items()]
     )
     return {
         "dagster/row_count": num_rows,
         "dagster/column_schema": schema,
-        "sample_rows": rows_metadata(sample.slice(0, 5).to_pylist()),
+        "sample_rows": rows_metadata(sample.slice(0, 5).to_pylist(), columns),
     }
 
 
@@ -109,7 +108,7 @@ def shown_table(
     total = len(rows) if total is None else total
     shown = [{key: rounded(value) for key, value in row.items()} for row in rows[: min(most, MAX_ROWS)]]
     left_out = {f"{name}_rows": f"{len(shown):,} of {total:,}"} if len(shown) < total else {}
-    return {name: rows_metadata(shown)} | left_out
+    return {name: rows_metadata(shown, TABLES.get(name, {}))} | left_out
 
 
 def spread_rows(table: pa.Table, most: int) -> list[dict[str, Any]]:
@@ -130,15 +129,13 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
-def rows_metadata(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue[Any]:
+def rows_metadata(rows: Sequence[Mapping[str, Any]], columns: Measures | None = None) -> dg.MetadataValue[Any]:
     """Some rows of many, as of a sample: plain values, bytes as hex, long texts cut, at most 50 rows.
 
     A table that stands for all its rows is a `shown_table`.
     """
-    records = [dg.TableRecord({key: plain_cell(value) for key, value in row.items()}) for row in rows[:MAX_ROWS]]
-    if not records:
-        return dg.MetadataValue.text("no rows")
-    return dg.MetadataValue.table(records)
+    shown = [{key: plain_cell(value) for key, value in row.items()} for row in rows[:MAX_ROWS]]
+    return explained_table(shown, columns or {}) if shown else dg.MetadataValue.text("no rows")
 
 
 def plain_cell(value: Any) -> str | int | float | bool:

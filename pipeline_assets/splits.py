@@ -19,38 +19,20 @@ import pyarrow.compute as pc
 
 from pipeline_assets.clusters import slice_name
 from pipeline_assets.floors import floors_metadata, scores_of, write_floors
+from pipeline_assets.ops import graph_spec, mapped_op, planning_op, sealing_op
 from pipeline_assets.policy import policy_of
 from pipeline_assets.report import asset_metadata, shown_table, table_metadata
 from pipeline_assets.schemas import SplitDocuments, arrow_schema, validated
 from pipeline_assets.source import ROWS_NAME, pool_names
-from pipeline_assets.stripes import (
-    Sealed,
-    Stage,
-    Task,
-    build_each,
-    graph_spec,
-    mapped_op,
-    planning_op,
-    seal_units,
-    sealing_op,
-    tasks_of,
-    units_in,
-)
+from pipeline_assets.stripes import Sealed, Stage, Task, build_each, seal_units, tasks_of, units_in
 from pipeline_assets.tokens import DOC_IDS, LENGTHS, ROWS, ordered_documents
 from pipeline_assets.transforms.rows import doc_id_array, doc_id_matrix
-from pipeline_assets.transforms.split import (
-    REASONS,
-    SPLITS,
-    UNUSED,
-    USED,
-    SplitInputs,
-    plan_splits,
-)
+from pipeline_assets.transforms.split import REASONS, SPLITS, UNUSED, USED, SplitInputs, plan_splits
 from resources.artifact_store import ArtifactRef, unit_inputs
 from resources.tables import write_array, write_table
 from training_io.errors import RecipeError
 
-SPLITS_VERSION = 2
+SPLITS_VERSION = 3
 PLAN_UNIT = "plan"
 TABLE_NAME = "documents.parquet"
 
@@ -119,7 +101,7 @@ def _write_plan(
             f" ({stats.num_unused['below_min_tokens']:,} have fewer than {splits.min_tokens:,} tokens)."
             " Lower splits.min_tokens or the validation share, or read more."
         )
-    write_floors(stage, folder, in_order.num_tokens, scores, places, order)
+    write_floors(stage, folder, in_order.num_tokens, scores, places, order, codes[order])
     return {
         "documents": len(order),
         "num_documents": dict(stats.num_documents),

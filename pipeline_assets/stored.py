@@ -18,6 +18,7 @@ from resources.artifact_store import ArtifactRef
 from resources.tables import read_array
 
 SHOWN_VALUES = 8  # of a row of an array
+PLACE = "place, from 0"  # the unit of what numbers things
 
 Row = dict[str, Any]
 
@@ -108,13 +109,3 @@ def find_splits(counts: Mapping[str, Mapping[str, Any]], counted: str) -> list[s
 def sample_rows(rows: Sequence[Row]) -> StoredRows:
     """Rows that are all in memory, and the first of them."""
     return StoredRows(num_rows=len(rows), sample=rows[:SAMPLE_ROWS])
-
-
-def spread_places(num_rows: int, most: int) -> list[int]:
-    """At most so many (2 or more) of so many places, from all over them: the first and the last are among them.
-
-    >>> spread_places(21, most=5), spread_places(3, most=5), spread_places(0, most=5)
-    ([0, 5, 10, 15, 20], [0, 1, 2], [])
-    """
-    places: list[int] = np.linspace(0, num_rows - 1, min(num_rows, most)).astype(np.int64).tolist()
-    return places

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline_assets.measures import SHARE
 from pipeline_assets.stored import (
     Row,
     StoredAsset,
@@ -19,12 +20,12 @@ from pipeline_assets.stored import (
     find_splits,
     sample_rows,
     show_values,
-    spread_places,
 )
 from pipeline_assets.stored_documents import describe_index, read_index_rows
 from pipeline_assets.stripes import SAMPLE_ROWS
 from resources.tables import read_array, read_json
 from training_io.handoff import PACKAGE_NAME, TOKENIZER_NAME
+from training_io.spread import spread_places
 
 PLAN_DTYPE = "uint32|int64"  # the wider one where the narrow one does not do
 PLAN = StoredAsset(
@@ -41,6 +42,7 @@ PLAN = StoredAsset(
             f"{PLAN_DTYPE}[n]",
             "Sum of the squared lengths of the pack's segments: the work of attention",
             "*/pack_sum_squares.npy",
+            "squared tokens",
         ),
         describe_array(
             "offsets",
@@ -132,14 +134,14 @@ STATS = StoredAsset(
                 "rows": ("integer", "Rows", "rows"),
                 "cells": ("integer", "Cells of all rows", "tokens"),
                 "tokens": ("integer", "Cells that hold a token", "tokens"),
-                "utilisation": ("number", "Tokens over cells"),
+                "utilisation": ("number", "Tokens over cells", SHARE),
                 "rows_above_minimum": ("integer", "Rows beyond the fewest that so many tokens need", "rows"),
                 "tokens_left_out": ("integer", "Tokens that are in no row", "tokens"),
                 "documents": ("integer", "Documents that are laid out", "documents"),
                 "documents_cut": ("integer", "Documents that are in more than one row, or not whole", "documents"),
                 "segments": ("integer", "Parts of documents that lie in one row", "segments"),
-                "causal_pairs": ("integer", "Query-key pairs when every row is one causal sequence"),
-                "varlen_pairs": ("integer", "Query-key pairs when every segment is"),
+                "causal_pairs": ("integer", "Query-key pairs when every row is one causal sequence", "pairs"),
+                "varlen_pairs": ("integer", "Query-key pairs when every segment is", "pairs"),
             },
             "all_layouts[].",
         ),
@@ -211,7 +213,7 @@ TRAINING = StoredAsset(
             "",
             {
                 "train": ("array", "Loss of each step, summed cross-entropy over its targets", "nats"),
-                "gradient_norms": ("array", "Norm of each step's gradient, before clipping"),
+                "gradient_norms": ("array", "Norm of each step's gradient, before clipping", "L2 norm"),
                 "validation": ("array", "Step and loss of each validation", "nats"),
                 "validation_by_pool": ("object", "The same by pool", "nats"),
             },

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline_assets.measures import SHARE
 from pipeline_assets.stored import (
+    PLACE,
     Row,
     StoredAsset,
     StoredColumn,
@@ -20,12 +22,12 @@ from pipeline_assets.stored import (
     read_array_rows,
     sample_rows,
     show_values,
-    spread_places,
 )
 from pipeline_assets.stripes import SAMPLE_ROWS
 from pipeline_assets.transforms.lookup import printable
 from resources.tables import read_array, read_json
 from training_io.handoff import TOKENIZER_NAME
+from training_io.spread import spread_places
 
 SIGNATURES = StoredAsset(
     columns=(
@@ -39,9 +41,7 @@ SIGNATURES = StoredAsset(
         describe_array(
             "band_keys", "uint64[k]", "Keys of the bands of all documents that have a word, sorted by value"
         ),
-        describe_array(
-            "band_rows", "uint32[k]", "The document of each band key, by its place in the unit", unit="rows"
-        ),
+        describe_array("band_rows", "uint32[k]", "The document of each band key, by its place in the unit", unit=PLACE),
     ),
     rows=lambda stage, ref, parts: StoredRows(
         num_rows=ref.counts["documents"],
@@ -59,7 +59,7 @@ TOKENS = StoredAsset(
         describe_array(
             "length", "int64[n]", "Tokens of the document, the end-of-document token included", unit="tokens"
         ),
-        describe_array("row", "int64[n]", "Place of the document among its raw unit's rows", unit="rows"),
+        describe_array("row", "int64[n]", "Place of the document among its raw unit's rows", unit=PLACE),
         describe_array("place", "int64[n, 2]", "Source coordinate within the file: row group, and row within it"),
     ),
     rows=lambda stage, ref, parts: StoredRows(
@@ -126,12 +126,12 @@ TOKENIZER_REPORT = StoredAsset(
                 "tokenizer": ("string", "The recipe's name of it, `chosen` for the one in use"),
                 "vocabulary": ("integer", "Rows of its embedding table: the largest id and one", "tokens"),
                 "tokens_estimated": ("integer", "Tokens of all kept documents, estimated from the sample", "tokens"),
-                "tokens_to_chosen": ("number", "The same over the chosen tokenizer's"),
-                "bytes_a_token": ("number", "UTF-8 bytes of text for each token", "bytes"),
-                "round_trip_share": ("number", "Share of sampled documents that decode to their text"),
-                "table_parameters": ("integer", "Parameters of the embedding table in the compared model"),
-                "table_share_of_model": ("number", "The same over all its parameters"),
-                "multiply_adds_a_byte": ("number", "Multiply-adds of the model for each byte of text"),
+                "tokens_to_chosen": ("number", "The same over the chosen tokenizer's", "ratio"),
+                "bytes_a_token": ("number", "UTF-8 bytes of text for each token", "bytes a token"),
+                "round_trip_share": ("number", "Share of sampled documents that decode to their text", SHARE),
+                "table_parameters": ("integer", "Parameters of the embedding table in the compared model", "numbers"),
+                "table_share_of_model": ("number", "The same over all its parameters", SHARE),
+                "multiply_adds_a_byte": ("number", "Multiply-adds of the model for each byte of text", "operations"),
                 "encoder": ("string", "What encodes: `words` is our own, `library` the tokenizers library"),
                 "because": ("string", "Why that one"),
                 "eos": ("string", "The end-of-document token"),
@@ -157,8 +157,12 @@ def describe_index(folder: str) -> tuple[StoredColumn, ...]:
     index = f"{folder}*_index/"
     return (
         describe_array("doc_id", "uint8[n, 32]", "SHA-256 of the text's UTF-8 bytes", f"{index}doc_id.npy"),
-        describe_array("pool", "uint16[n]", "Pool of the document, by its place in index.pools", f"{index}pool.npy"),
-        describe_array("shard", "int32[n]", "Shard that holds it, by its place in index.shards", f"{index}shard.npy"),
+        describe_array(
+            "pool", "uint16[n]", "Pool of the document, by its place in index.pools", f"{index}pool.npy", PLACE
+        ),
+        describe_array(
+            "shard", "int32[n]", "Shard that holds it, by its place in index.shards", f"{index}shard.npy", PLACE
+        ),
         describe_array(
             "offset", "int64[n]", "Its first token, counted from the shard's first", f"{index}offset.npy", "tokens"
         ),

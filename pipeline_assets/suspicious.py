@@ -14,6 +14,9 @@ import numpy.typing as npt
 from pipeline_assets.duplicates import EXAMPLES_NAME, EXCERPT_CHARACTERS, LARGEST_NAME
 from pipeline_assets.floors import SHORTEST_NAME
 from pipeline_assets.quality_page import Block, CutText, Drawing, Note, Spelled, Table, table_of
+from pipeline_assets.quality_tables import legend_of
+from pipeline_assets.schemas import ExamplePairs, SplitDocuments
+from pipeline_assets.shown_columns import TABLES, of_contract
 from pipeline_assets.splits import TABLE_NAME
 from pipeline_assets.stripes import Stage, number_in_words, units_in
 from pipeline_assets.tokenizer import open_tokenizer
@@ -29,6 +32,14 @@ CONTEXT_TOKENS = 8 * CONTEXT_CHARACTERS  # behind it: no character takes more to
 MAX_CUT_DOCUMENTS = 256  # looked at
 MAX_DRAWN_SEGMENTS = 512
 TEXT_CHARACTERS = 300
+
+OF_CUTS = {
+    "tokens": "Tokens of the document, the end-of-document token included",
+    "segments": "Segments that it is cut into",
+    "inside_a_character": "Whether its first border is inside a character",
+    "inside_a_word": "Whether its first border is inside a word",
+}
+"""What the columns of documents that are cut mean."""
 
 I64 = npt.NDArray[np.int64]
 
@@ -48,9 +59,13 @@ def largest_clusters(stage: Stage, lsh_clusters: ArtifactRef) -> Iterator[Block]
     files = {row["files"].rpartition(" × ")[0] for row in rows}
     if len(files) == 1 and " × " not in next(iter(files)):  # one file, the same beside every cluster
         shown = [{name: value for name, value in row.items() if name != "files"} for row in shown]
-    yield table_of("Largest clusters", shown, NUM_SHOWN, TEXT_CHARACTERS)
+    yield table_of(
+        "Largest clusters", shown, NUM_SHOWN, TEXT_CHARACTERS, meanings=legend_of(TABLES["largest_clusters"])
+    )
     if any(row["compared"] < row["documents"] for row in rows):
-        yield Note(text="Similarities, pools, dumps and files are of the documents compared, not of the whole cluster.")
+        yield Note(
+            text="Similarities, pools, crawls and files are of the documents compared, not of the whole cluster."
+        )
 
 
 def _marked(text: str, stored_characters: int) -> str:
@@ -67,8 +82,9 @@ def near_pairs(stage: Stage, lsh_clusters: ArtifactRef) -> Iterator[Block]:
     shown = [{column: row[column] for column in columns} for row in near]
     for row in shown:
         row |= {side: _marked(row[side], EXCERPT_CHARACTERS) for side in ("removed_text", "kept_text")}
-    yield table_of("Least similar pairs of the examples", shown[::-1], NUM_SHOWN, TEXT_CHARACTERS)
-    yield table_of("Most similar pairs that are not identical", shown, NUM_SHOWN, TEXT_CHARACTERS)
+    legend = legend_of(of_contract(ExamplePairs))
+    yield table_of("Least similar pairs of the examples", shown[::-1], NUM_SHOWN, TEXT_CHARACTERS, meanings=legend)
+    yield table_of("Most similar pairs that are not identical", shown, NUM_SHOWN, TEXT_CHARACTERS, meanings=legend)
 
 
 def shortest_documents(stage: Stage, split_documents: ArtifactRef) -> Iterator[Block]:
@@ -76,7 +92,8 @@ def shortest_documents(stage: Stage, split_documents: ArtifactRef) -> Iterator[B
     for plan in stage.open(split_documents)[1].inputs["plans"]:
         folder = stage.store.root / split_documents.asset / plan["unit"] / plan["identity"]
         rows = [{**row, "text": Spelled(row["text"])} for row in read_table(folder / SHORTEST_NAME).to_pylist()]
-        yield table_of("Shortest kept documents", rows, NUM_SHOWN, TEXT_CHARACTERS)
+        legend = legend_of(TABLES["shortest_documents"])
+        yield table_of("Shortest kept documents", rows, NUM_SHOWN, TEXT_CHARACTERS, meanings=legend)
 
 
 def longest_documents(stage: Stage, split_documents: ArtifactRef) -> Iterator[Block]:
@@ -92,7 +109,8 @@ def longest_documents(stage: Stage, split_documents: ArtifactRef) -> Iterator[Bl
         for place in order.tolist()
         for row in read_rows(tables[table_of_row[place]], row_in_table[place : place + 1], columns).to_pylist()
     ]
-    yield table_of("Longest kept documents", rows, NUM_SHOWN, TEXT_CHARACTERS)
+    legend = legend_of(of_contract(SplitDocuments))
+    yield table_of("Longest kept documents", rows, NUM_SHOWN, TEXT_CHARACTERS, meanings=legend)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +144,7 @@ def cut_examples(stage: Stage, packing_plan: ArtifactRef, tokenizer: ArtifactRef
         for document, cut in cuts[:NUM_SHOWN]
     ]
     caption = f"Documents of {split} that are cut, around their first border (␟ on red ends a segment)"
-    yield table_of(caption, rows, NUM_SHOWN, TEXT_CHARACTERS)
+    yield table_of(caption, rows, NUM_SHOWN, TEXT_CHARACTERS, meanings=OF_CUTS)
     yield Note(
         text=f"{len(documents):,} documents of {split} are cut. Every pair across a border is still trained once."
     )

@@ -5,6 +5,7 @@ sample. Out: one tokenizer.json. The promise: the named end-of-document token is
 not become it.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import dagster as dg
 import numpy as np
 
+from pipeline_assets.ops import asset_spec, materialized
 from pipeline_assets.pools import network_of
-from pipeline_assets.recipe import TokenizerFile, TrainedTokenizer
+from pipeline_assets.recipe import Recipe
 from pipeline_assets.report import asset_metadata
-from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
+from pipeline_assets.sections.tokenizer import TokenizerFile, TrainedTokenizer
+from pipeline_assets.stripes import Sealed, Stage
 from resources.artifact_store import ArtifactRef
 from resources.tables import read_table
 from resources.tokenizer import Tokenizer, fetch_tokenizer, load_tokenizer, train_tokenizer
@@ -43,12 +46,21 @@ def build_tokenizer(stage: Stage, reference_sets: ArtifactRef) -> Sealed:
     ref = stage.materialize(
         asset="tokenizer", inputs=inputs, parameters=parameters, version=TOKENIZER_VERSION, write=write
     )
-    if isinstance(recipe, TrainedTokenizer) and ref.counts["vocab_size"] < recipe.vocab_size:
-        stage.warn(
-            f"tokenizer: expected {recipe.vocab_size:,} ids, the sample has merges for {ref.counts['vocab_size']:,};"
-            " enlarge the sample or lower tokenizer.vocab_size"
-        )
-    return Sealed(ref=ref, metadata=asset_metadata(stage, ref) | {"fingerprint": ref.counts["fingerprint"]})
+    metadata = asset_metadata(stage, ref) | {"fingerprint": ref.counts["fingerprint"]}
+    if warning := fewer_ids(stage.recipe, ref.counts):
+        stage.warn(f"tokenizer: {warning}")
+        metadata["warning"] = warning
+    return Sealed(ref=ref, metadata=metadata)
+
+
+def fewer_ids(recipe: Recipe, counts: Mapping[str, Any]) -> str | None:
+    """A sentence where a trained tokenizer has fewer ids than the recipe asks for; `counts` are its manifest's."""
+    if not isinstance(recipe.tokenizer, TrainedTokenizer) or counts["vocab_size"] >= recipe.tokenizer.vocab_size:
+        return None
+    return (
+        f"expected {recipe.tokenizer.vocab_size:,} ids, the sample has merges for {counts['vocab_size']:,};"
+        " enlarge the sample or lower tokenizer.vocab_size"
+    )
 
 
 def given_tokenizer(stage: Stage, given: TokenizerFile, key: str = "tokenizer") -> tuple[Path, Tokenizer]:

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline_assets.duplicates import similarity_picture
 from pipeline_assets.transforms.arrays import blocks_of
 from pipeline_assets.transforms.duplicates import (
     SIMILARITY_EDGES,
@@ -65,6 +66,13 @@ def test_a_cross_table_counts_every_pair_in_its_place_or_among_the_others(counte
     totals = {name: sum(number * pair.count(name) for pair, number in counted.items()) for name in everyone}
     for name in listed:
         assert all(totals[name] >= totals[other] for other in everyone if other not in listed)
+
+
+def test_how_like_the_kept_ones_are_is_drawn_only_where_there_are_any():
+    """What a chain removed, less similar than the threshold, is drawn, and so is a similarity of 1."""
+    assert similarity_picture(array([], np.float64), {}) is None
+    drawn = {similarity_picture(array([one], np.float64), {"threshold": 0.7}) for one in (0.0, 0.3, 0.7, 1.0)}
+    assert len(drawn) == 4
 
 
 @given(labels(), st.data())

@@ -126,8 +126,9 @@ def test_the_shortest_documents_are_shown_without_what_is_hostile_in_them(built:
     by_id = {document["doc_id"]: document for document in documents}
     for row in rows:
         document = by_id[row["doc_id"]]
-        assert all(row[name] == document[name] for name in ("num_tokens", "pool", "score"))
+        assert all(row[name] == document[name] for name in ("num_tokens", "pool", "split", "reason", "score"))
         assert row["text"].isprintable()
+    assert {row["reason"] for row in rows} == {"used", "below_min_tokens"}
     (shown,) = [row["text"] for row in rows if row["doc_id"] == small_corpus.doc_id(HOSTILE)]
     assert shown == r"\x1b[31m<script>alert(1)</script> | \u202ecod.exe"
 

@@ -1,19 +1,24 @@
-"""The numbers of asset pages: each one that a run shows is explained in its asset's definition, and no other one is."""
+"""Asset pages: each number and each column of a table that a run shows is explained, and no other one is."""
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import small_corpus
 from file_server import serving_files
-from small_corpus import TRAINING, Built
+from small_corpus import TRAINING, Built, sentences
 
+from pipeline_assets.clusters import slice_name
 from pipeline_assets.definitions import definitions
+from pipeline_assets.flow import STAGES
 from pipeline_assets.launch import TrainingOverrides
 from pipeline_assets.measures import MEASURES, OF_FANNED_OUT
-from pipeline_assets.recipe import STAGES
+from pipeline_assets.shown_columns import SAMPLES, TABLES, UNITS, columns_of_sample
+from pipeline_assets.stripes import units_in
 from pipeline_assets.training import build_training_run
 from resources.tokenizer import train_tokenizer
 from training_io.gpu_io_manager import DeviceInput
@@ -95,8 +100,22 @@ def pages_with_budgets(tmp_path_factory: pytest.TempPathFactory) -> Pages:
 
 
 @pytest.fixture(scope="module")
-def all_pages(pages: Pages, pages_with_options: list[Pages], pages_with_budgets: Pages) -> list[Pages]:
-    return [pages, *pages_with_options, pages_with_budgets]
+def examined(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Rows with scores, and a benchmark that is kept out, with a phrase that many documents hold."""
+    corpus = small_corpus.write_corpus(tmp_path_factory.mktemp("examined"))
+    phrase = "all rights reserved by the owners of this site and of its several pages"
+    texts = [f"{sentences(4_200 + number)} {phrase}" for number in range(13)]
+    scores = {"score": [2 + number / 4 for number in range(13)], "int_score": [2 + number // 4 for number in range(13)]}
+    pq.write_table(pa.table({"text": texts, "language": ["en"] * 13, **scores}), corpus / "alpha" / "scored.parquet")
+    (corpus / "exam.txt").write_text(f"{small_corpus.UNIQUE}\n{phrase}\n{phrase} too", encoding="utf-8")
+    exam = {"name": "exam", "kind": "file", "path": "exam.txt", "action": "exclude", "overlap": {}}
+    changes = {"references": [*small_corpus.RECIPE["references"], exam]}
+    return small_corpus.build(small_corpus.write_recipe(corpus, changes), corpus / "home", "lsh_clusters")
+
+
+@pytest.fixture(scope="module")
+def all_pages(pages: Pages, pages_with_options: list[Pages], pages_with_budgets: Pages, examined: Built) -> list[Pages]:
+    return [pages, *pages_with_options, pages_with_budgets, examined.pages]
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +177,64 @@ def test_numbers_are_described_in_words() -> None:
 
 def test_events_hold_no_definition(pages: Pages) -> None:
     assert all("numbers" not in page for page in pages.values())
+
+
+def tables_of(pages: list[Pages], asset: str) -> Iterator[tuple[str, dg.TableMetadataValue]]:
+    """The tables of an asset's pages, by name."""
+    for some in pages:
+        for name, value in some.get(asset, {}).items():
+            if isinstance(value, dg.TableMetadataValue):
+                yield name, value
+
+
+@pytest.mark.parametrize("asset", STAGES)
+def test_every_column_of_a_table_is_explained_and_every_number_has_a_unit(asset: str, all_pages: list[Pages]) -> None:
+    seen = 0
+    for name, table in tables_of(all_pages, asset):
+        assert {column.name for column in table.schema.columns} == set().union(*(row.data for row in table.records))
+        for column in table.schema.columns:
+            seen += 1
+            assert column.description, f"{name}: {column.name}"
+            cells = [row.data[column.name] for row in table.records]
+            numbers = [cell for cell in cells if isinstance(cell, int | float) and not isinstance(cell, bool)]
+            assert not numbers or (column.tags or {}).get("unit"), f"{name}: {column.name}"
+    assert seen
+
+
+def test_every_explained_column_of_a_table_occurs(all_pages: list[Pages]) -> None:
+    shown: dict[str, set[str]] = {}
+    for asset in STAGES:
+        for name, table in tables_of(all_pages, asset):
+            key = asset if name == "sample_rows" else name
+            shown.setdefault(key, set()).update(column.name for column in table.schema.columns)
+    explained = {**TABLES, **SAMPLES}
+    missing = {name: set(columns) - shown.get(name, set()) for name, columns in explained.items()}
+    assert {name: columns for name, columns in missing.items() if columns} == {}
+
+
+def test_units_are_of_columns_that_the_contract_has() -> None:
+    for contract, units in UNITS.items():
+        assert units.keys() <= contract.__annotations__.keys(), contract.__name__
+
+
+def test_columns_are_described_in_words() -> None:
+    explained = [*TABLES.values(), *map(columns_of_sample, SAMPLES)]
+    for one in (one for columns in explained for one in columns.values()):
+        assert one.meaning[0].isupper() or one.meaning.startswith(("`", "kept,")), one
+        assert not one.meaning.endswith("."), one
+
+
+@pytest.mark.parametrize("asset", [OBSERVED, *STAGES])
+def test_the_table_of_numbers_is_explained_too(asset: str) -> None:
+    schema = definitions.resolve_asset_graph().get(dg.AssetKey(asset)).metadata["numbers"].value.schema
+    assert [column.name for column in schema.columns] == ["number", "unit", "meaning"]
+    assert all(column.description for column in schema.columns)
+
+
+def test_removed_are_the_documents_that_do_not_stay(examined: Built) -> None:
+    ref, units = examined.refs["lsh_clusters"], units_in(examined.stage, examined.refs["raw_row_groups"])
+    kept = [
+        one for unit in units for one in examined.stage.table(ref, slice_name(unit.unit)).column("kept").to_pylist()
+    ]
+    assert ref.counts["reference"] > 0
+    assert examined.pages["lsh_clusters"]["removed"] == kept.count(False) > ref.counts["near_duplicate"] > 0

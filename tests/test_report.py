@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 
 import dagster as dg
@@ -16,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline_assets.clusters import slice_name
-from pipeline_assets.duplicates import BY_PAIR_NAME, EVIDENCE_NAME
+from pipeline_assets.duplicates import BY_PAIR_NAME, EVIDENCE_NAME, EXAMPLES_NAME
 from pipeline_assets.event_size import EVENT_BYTES, PAGES_FOLDER, WRAPPING_BYTES, event_bytes, within_event
 from pipeline_assets.layouts import length_histogram
+from pipeline_assets.ops import asset_spec, graph_spec, materialized, sealing_op
 from pipeline_assets.pictures import (
     MAX_PICTURE_BYTES,
     bar_picture,
@@ -29,14 +31,14 @@ from pipeline_assets.pictures import (
 )
 from pipeline_assets.references import PipelineResource, ReferenceIOManager
 from pipeline_assets.report import MAX_ROWS, picture_metadata, rounded, rows_metadata, shown_table
-from pipeline_assets.stripes import Sealed, asset_spec, graph_spec, materialized, sealing_op, units_in
+from pipeline_assets.stripes import Sealed, units_in
 from training_io.document_index import read_index
 
 EMBEDDED = re.compile(r"!\[[^\]]+\]\(data:image/png;base64,([^)]+)\)")
 PICTURES = {
     "raw_row_groups": {"text_lengths", "documents_by_dump", "dumps_by_file"},
     "minhash_signatures": {"scurve"},
-    "lsh_clusters": {"cluster_sizes", "duplicates_by_pool", "duplicates_by_dump"},
+    "lsh_clusters": {"cluster_sizes", "duplicates_by_pool", "duplicates_by_dump", "removed_by_similarity"},
     "tokenizer_report": {"bytes_a_token"},
     "packing_stats": {"utilisation", "waste_and_displacement", "row_lengths", "mixed_windows", "document_lengths"},
     "mixture_ledger": {"cumulative_tokens", "quotas"},
@@ -105,6 +107,36 @@ def test_duplicates_are_drawn_as_the_evidence_counts_them(clean, by, what):
     assert stored(clean, "lsh_clusters", f"duplicates_by_{by}") == expected
     by_pair = pq.read_table(clean.folder("lsh_clusters") / BY_PAIR_NAME).to_pylist()
     assert {(row["removed"], row["kept"]): row["documents"] for row in by_pair if row["by"] == by} == counted
+
+
+def test_similarities_of_near_duplicates_are_drawn_as_the_evidence_has_them(clean):
+    evidence = pq.read_table(clean.folder("lsh_clusters") / EVIDENCE_NAME).to_pylist()
+    near = [row["jaccard"] for row in evidence if row["removed_doc_id"] != row["kept_doc_id"]]
+    assert 0 < len(near) < len(evidence)
+    edges = [number / 20 for number in range(21)]
+    counts = [sum(low <= one < high for one in near) for low, high in pairwise([*edges[:-1], 1.01])]
+    title, of = "Near duplicates removed, by similarity to the document kept", "Jaccard similarity of the two"
+    marks = {"S-curve's threshold": (1 / 14) ** (1 / 8)}
+    expected = histogram_picture(title, of, "documents removed", edges, counts, marks, log_x=False)
+    assert stored(clean, "lsh_clusters", "removed_by_similarity") == expected
+
+
+def test_example_pairs_are_narrow_and_those_of_the_file(clean, pages):
+    rows = [record.data for record in pages["lsh_clusters"]["example_pairs"].records]
+    assert all({*row} == {"jaccard", "bands", "removed", "kept"} for row in rows)
+    assert all(0 < len(row[side]) <= 32 for row in rows for side in ("removed", "kept"))
+    stored_rows = pq.read_table(clean.folder("lsh_clusters") / EXAMPLES_NAME).to_pylist()
+    found = [
+        next(
+            number
+            for number, one in enumerate(stored_rows)
+            if (rounded(one["jaccard"]), one["shared_bands"]) == (row["jaccard"], row["bands"])
+            and " ".join(one["removed_text"].split()).startswith(row["removed"].removesuffix("…"))
+            and " ".join(one["kept_text"].split()).startswith(row["kept"].removesuffix("…"))
+        )
+        for row in rows
+    ]
+    assert found == sorted(found)
 
 
 def test_cluster_sizes_are_drawn_as_a_recount_has_them(clean):

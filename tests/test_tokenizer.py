@@ -314,3 +314,14 @@ def test_qwen3_has_ids_above_its_vocabulary():
     assert (tokenizer.eos_id, tokenizer.max_id, tokenizer.vocab_size) == (151643, 151668, 151643)
     assert tokenizer.token_dtype == np.uint32
     assert tokenizer.normalize("nai\u0308ve") == "naïve"
+
+
+@pytest.mark.parametrize(("asked", "is_warned"), [(5_000, True), (300, False)])
+def test_the_page_says_when_there_are_fewer_ids_than_asked_for(tmp_path, asked, is_warned):
+    recipe = small_corpus.write_recipe(small_corpus.write_corpus(tmp_path), {"tokenizer.vocab_size": asked})
+    built = small_corpus.build(recipe, tmp_path / "home", "tokenizer")
+    found = built.refs["tokenizer"].counts["vocab_size"]
+    assert (found < asked) == is_warned
+    expected = f"expected {asked:,} ids, the sample has merges for {found:,};"
+    assert built.pages["tokenizer"].get("warning", "").startswith(expected if is_warned else "")
+    assert ("warning" in built.pages["tokenizer"]) == is_warned

@@ -135,3 +135,14 @@ def collision_probability(
     0.924
     """
     return 1 - (1 - similarity**rows_per_band) ** num_bands
+
+
+def steepest_similarity(num_bands: int, rows_per_band: int) -> float:
+    """The threshold of the S-curve, where it is steepest: (1/b)^(1/r).
+
+    Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, 3.4.2.
+
+    >>> round(steepest_similarity(num_bands=14, rows_per_band=8), 3)
+    0.719
+    """
+    return float((1 / num_bands) ** (1 / rows_per_band))
