@@ -9,6 +9,7 @@ from pipeline_assets.quality_page import MAX_PAGE_BYTES
 from pipeline_assets.quality_report import FACTS_NAME, PAGE_NAME
 from pipeline_assets.stripes import Stage
 from resources.artifact_store import ArtifactRef
+from resources.shapes import expect_fields
 from resources.tables import read_json
 
 TAGS = (
@@ -142,7 +143,7 @@ def report_is_self_contained(stage: Stage, quality_report: ArtifactRef) -> Verdi
     html = content.decode()
     page.feed(html)
     page.close()
-    recorded = read_json(folder / FACTS_NAME)
+    recorded = expect_fields(read_json(folder / FACTS_NAME), {}, str(folder / FACTS_NAME))
     violations = [*page.violations, *_unlike_markup(html)]
     if page.policies != [POLICY]:
         violations.append(f"expected one policy {POLICY!r}, found {page.policies}")

@@ -11,10 +11,12 @@ from typing import Any
 import dagster as dg
 
 from pipeline_assets.basis import basis_of
-from pipeline_assets.stripes import Stage, merged_lineage
+from pipeline_assets.ops import merged_lineage
+from pipeline_assets.stripes import Stage
 from pipeline_assets.verdict_records import VerdictRecord, clipped, read_verdict
 from resources.artifact_store import ArtifactRef
 from training_io.errors import FormatError, StateMismatch
+from training_io.hashing import identity_of
 from training_io.manifest import quarantine_reasons
 
 NOT_COUNTED = "not counted"
@@ -52,7 +54,7 @@ class FoundAsset:
             "state": self.state,
             "identity": identity,
             "digest": self.digest,
-            "held_back_by": dict(self.held_back_by),
+            "held_back_by": identity_of(self.held_back_by),  # there may be thousands
         }
 
 

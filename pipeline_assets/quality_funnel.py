@@ -9,6 +9,8 @@ from typing import Any
 
 from pipeline_assets.findings import FoundAsset
 from pipeline_assets.quality_page import Block, Note, table_of
+from training_io.errors import FormatError
+from training_io.manifest import MANIFEST_NAME
 
 Counts = Mapping[str, Any]
 
@@ -43,7 +45,7 @@ def _kept(counts: Counts) -> Counts:
 
 
 def _plain(counts: Counts) -> Counts:
-    return {name: counts.get(name) for name in ("documents", "text_bytes", "tokens")}
+    return {"documents": counts["documents"], "text_bytes": counts.get("text_bytes"), "tokens": counts["tokens"]}
 
 
 def _split(counts: Counts) -> Counts:
@@ -73,21 +75,70 @@ STEPS: tuple[tuple[str, str, Callable[[Counts], Counts]], ...] = (
 """What each row of the funnel is called, whose counts it shows, and how they are read."""
 
 
+MEANINGS: Mapping[str, str] = {
+    "documents": "Documents that the step passed on; of the source, rows",
+    "of the rows (%)": "Those over the rows of the source",
+    "text (MB)": "Million UTF-8 bytes of their texts, where the step knows them",
+    "tokens": "Their tokens, one end-of-document token each included",
+    "left out here": "Documents that the step before passed on and this one did not, by reason",
+}
+OF_SPLITS: Mapping[str, str] = {
+    "documents": "Documents in the split",
+    "tokens": "Their tokens, one end-of-document token each included",
+    "of all tokens (%)": "Those over the tokens of all splits",
+    "shards (files)": "Token files of the split",
+    "segments": "Parts of documents that are trained on their own",
+    "packs": "Rows of whole segments, up to the capacity",
+    "filled (%)": "Room of the packs that tokens fill",
+    "next-token pairs": "Tokens with a loss when each pack is read once",
+    "steps a pass": "Training steps that read what the plan schedules once",
+}
+"""What the columns of the two tables mean."""
+
+
 def funnel(assets: Mapping[str, FoundAsset]) -> Iterator[Block]:
     """Documents, text and tokens that each step passed on, what it left out and why; then the same by split."""
     rows: list[dict[str, Any]] = []
+    unread: dict[str, None] = {}
     for step, asset, read in STEPS:
-        ref = assets[asset].ref
-        counts = read(ref.counts) if ref else {}
-        rows.append(_row(step, asset, counts, assets[asset].state if ref is None else _listed(counts), rows))
-    yield table_of("From rows of the source to packs", rows)
-    yield from _by_split(assets["token_shards"], assets["packing_plan"])
+        counts, left_out = {}, assets[asset].state
+        try:
+            if assets[asset].ref is not None:
+                counts = _counts_of(assets[asset], read)
+                left_out = _listed(counts)
+        except FormatError as error:
+            left_out = "not known"
+            unread[str(error)] = None
+        rows.append(_row(step, asset, counts, left_out, rows))
+    yield table_of("From rows of the source to packs", rows, meanings=MEANINGS)
+    try:
+        yield from _by_split(assets["token_shards"], assets["packing_plan"])
+    except FormatError as error:
+        unread[str(error)] = None
+    yield from (Note(text=f"Not shown: {said}", is_unread=True) for said in unread)
     for _, asset, _ in STEPS[2:]:
         if older := inputs_not_shown(assets[asset], assets):
             yield Note(
                 text=f"Counts may not follow from each other: {asset} was made from another"
                 f" {', '.join(older)} than is shown. Materialize it again."
             )
+
+
+def _counts_of(found: FoundAsset, read: Callable[[Counts], Counts]) -> Counts:
+    """What the manifest of an asset that is there counts, as `read` has it; FormatError for other counts."""
+    assert found.ref is not None
+    try:
+        counts = read(found.ref.counts)
+        wrong = [name for name, one in counts.items() if not isinstance(one, int | dict | None)]
+        wrong += [name for name, one in counts.get("left_out", {}).items() if not isinstance(one, int)]
+        if wrong:
+            raise TypeError(f"no count of {wrong[0]}")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FormatError(
+            f"{MANIFEST_NAME} of {found.asset}, counts: expected those that this version writes, found {error!r}."
+            f" It is damaged or of another version; materialize {found.asset} again."
+        ) from error
+    return counts
 
 
 def _row(step: str, asset: str, counts: Counts, left_out: str, before: list[dict[str, Any]]) -> dict[str, Any]:
@@ -113,31 +164,35 @@ def _listed(counts: Counts) -> str:
 def _by_split(token_shards: FoundAsset, packing_plan: FoundAsset) -> Iterator[Block]:
     if token_shards.ref is None:
         return
-    shards, total = token_shards.ref.counts["splits"], token_shards.ref.counts["tokens"]
-    packed = packing_plan.ref.counts["splits"] if packing_plan.ref else {}
-    rows = [
-        {
-            "split": name,
+    shards = _counts_of(token_shards, _shards_by_split)
+    packs = {} if packing_plan.ref is None else _counts_of(packing_plan, _packs_by_split)
+    rows = [{"split": name, **row, **packs.get(name, {})} for name, row in shards.items()]
+    yield table_of("Tokens and packs of each split", rows, meanings=OF_SPLITS)
+
+
+def _shards_by_split(counts: Counts) -> Counts:
+    """Splits by tokens, the most first."""
+    total = counts["tokens"]
+    return {
+        name: {
             "documents": split["documents"],
             "tokens": split["tokens"],
             "of all tokens (%)": round(100 * split["tokens"] / total, 2) if total else None,
             "shards (files)": split["shards"],
-            **_packs(packed.get(name)),
         }
-        for name, split in sorted(shards.items(), key=lambda item: -item[1]["tokens"])
-    ]
-    yield table_of("Tokens and packs of each split", rows)
+        for name, split in sorted(counts["splits"].items(), key=lambda item: -item[1]["tokens"])
+    }
 
 
-def _packs(plan: Counts | None) -> dict[str, Any]:
-    if plan is None:
-        return {}
-    numbers = {name: plan[name] for name in ("segments", "packs")}
+def _packs_by_split(counts: Counts) -> Counts:
     return {
-        **numbers,
-        "filled (%)": round(100 * plan["utilisation"], 2) if plan["packs"] else None,
-        "next-token pairs": plan["targets"],
-        "steps a pass": plan["steps"],
+        name: {
+            **{column: split[column] for column in ("segments", "packs")},
+            "filled (%)": round(100 * split["utilisation"], 2) if split["packs"] else None,
+            "next-token pairs": split["targets"],
+            "steps a pass": split["steps"],
+        }
+        for name, split in counts["splits"].items()
     }
 
 

@@ -8,7 +8,7 @@ out, and only drawings, which are made of numbers, are put in as they are. The s
 import base64
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources as package_resources
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,22 +20,30 @@ if TYPE_CHECKING:
 
 TEMPLATE_NAME = "quality_report.html.jinja"
 MAX_PAGE_BYTES = 3_000_000
+AIMED_BYTES = 2_500_000  # a page that would be larger is shortened: what is added to pages later has room
 MAX_ROWS, MAX_COLUMNS, MAX_CELL_CHARACTERS = 50, 40, 160
 FEW_ROWS, MANY_COLUMNS = 5, 8  # a table of more columns and at most so many rows is turned
+FEW_CHARACTERS, SHORT_TEXT = 60, 200  # of a cell and of a paragraph, where a page is shortened
 SHORT_CHARACTERS, ID_DIGITS = 24, 16
 DIGITS, WHOLE_FROM = 5, 10_000  # of a float; from here on it is shown whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of plain values under headings; `note`: what was left out, `is_turned`: rows are shown as columns."""
+    """Rows of plain values under headings.
+
+    `note`: what was left out; `meanings`: of the columns, by name; `is_turned`: rows are to be shown as columns;
+    `is_mixed`: they are, so that a column may hold numbers beside texts.
+    """
 
     kind: ClassVar[str] = "table"
     caption: str
     columns: Sequence[Any]
     rows: Sequence[Sequence[Any]]
     note: str = ""
+    meanings: Mapping[str, str] = field(default_factory=dict)
     is_turned: bool = False
+    is_mixed: bool = False
 
     @property
     def laid_out(self) -> "Table":
@@ -44,14 +52,25 @@ class Table:
             return self
         first, *rest = zip(*self.rows, strict=True)
         rows = [[name, *cells] for name, cells in zip(self.columns[1:], rest, strict=True)]
-        return replace(self, columns=[self.columns[0], *first], rows=rows, is_turned=False)
+        return replace(self, columns=[self.columns[0], *first], rows=rows, is_turned=False, is_mixed=True)
+
+    @property
+    def legend(self) -> dict[str, str]:
+        """The meanings by the names of columns, of which several may mean the same: each meaning is told once."""
+        names = {
+            meaning: [one for one in self.meanings if self.meanings[one] == meaning]
+            for meaning in self.meanings.values()
+        }
+        return {", ".join(some): meaning for meaning, some in names.items()}
 
     @property
     def headings(self) -> list[tuple[Any, bool]]:
-        """Each column's name, and whether it holds numbers alone and so is aligned as they are."""
+        """Each column's name, and whether numbers in it are aligned as such: it holds no others, or is mixed."""
         cells = [[row[number] for row in self.rows if row[number] is not None] for number in range(len(self.columns))]
+        enough = any if self.is_mixed else all
         return [
-            (name, bool(some) and all(map(_is_counted, some))) for name, some in zip(self.columns, cells, strict=True)
+            (name, bool(some) and enough(map(_is_counted, some)))
+            for name, some in zip(self.columns, cells, strict=True)
         ]
 
 
@@ -146,8 +165,13 @@ class Page:
     @property
     def unread(self) -> list[str]:
         """What could not be read when the page was drawn, in words."""
-        blocks = [block for section in self.sections for block in section.blocks]
-        return [block.text for block in blocks if isinstance(block, Note) and block.is_unread]
+        return unread_in(self.sections)
+
+
+def unread_in(sections: Sequence[Section]) -> list[str]:
+    """What sections say that could not be read."""
+    blocks = [block for section in sections for block in section.blocks]
+    return [block.text for block in blocks if isinstance(block, Note) and block.is_unread]
 
 
 def in_words(name: str) -> str:
@@ -160,18 +184,30 @@ def table_of(
     rows: Sequence[Mapping[str, Any]],
     max_rows: int = MAX_ROWS,
     max_characters: int = MAX_CELL_CHARACTERS,
+    *,
+    total: int | None = None,
+    rest: str = "",
+    meanings: Mapping[str, str] | None = None,
 ) -> Table:
-    """The first rows as a table whose columns are their keys, turned if wide; texts, lists and mappings are cut."""
+    """The first rows as a table whose columns are their keys, turned if wide; texts, lists and mappings are cut.
+
+    `total`: how many rows there are where `rows` are the first of them; `rest`: where all are to be found; `meanings`
+    of columns, by key, of which those that are shown are told below the table.
+    """
     keys = list(dict.fromkeys(key for row in rows for key in row))
     columns = keys[:MAX_COLUMNS]
-    is_turned = len(columns) > MANY_COLUMNS and 0 < min(len(rows), max_rows) <= FEW_ROWS
+    num_shown = min(len(rows), max_rows)
+    is_turned = len(columns) > MANY_COLUMNS and 0 < num_shown <= FEW_ROWS
     kinds = ("columns", "rows") if is_turned else ("rows", "columns")
-    left = zip(kinds, (len(rows) - max_rows, len(keys) - MAX_COLUMNS), strict=True)
+    counts = ((num_shown, total or len(rows)), (len(columns), len(keys)))
+    left_out = [f"{shown:,} of {of:,} {kind}" for kind, (shown, of) in zip(kinds, counts, strict=True) if shown < of]
+    place = f"; the rest is in {rest}" if rest else ""
     return Table(
         caption=caption,
         columns=[in_words(column) for column in columns],
         rows=[[_cut(row.get(column), max_characters) for column in columns] for row in rows[:max_rows]],
-        note=" ".join(f"{number:,} more {kind} are not shown." for kind, number in left if number > 0),
+        note=f"Shown: {' and '.join(left_out)}{place}." if left_out else "",
+        meanings={in_words(name): meaning for name, meaning in (meanings or {}).items() if name in columns},
         is_turned=is_turned,
     )
 
@@ -187,15 +223,22 @@ def render(page: Page) -> str:
     return _template().render(page=page)
 
 
-def render_within(page: Page, max_bytes: int = MAX_PAGE_BYTES) -> str:
-    """The page as HTML of fewer bytes than `max_bytes`: with short tables, then no pictures, then no tables."""
-    few_rows = _without(page, _few_rows)
-    no_pictures = _without(few_rows, _no_picture)
-    for shortened in (page, few_rows, no_pictures, _without(no_pictures, _no_table)):
-        html = render(shortened)
+def render_within(page: Page, max_bytes: int = AIMED_BYTES) -> str:
+    """The page as HTML of fewer bytes than `max_bytes`, shortened step by step as far as it must be.
+
+    A shortened page says so on top, and in the place of whatever was left out.
+    """
+    left_out: list[str] = []
+    html = render(page)
+    for what, shorten in SHORTENINGS.items():
         if len(html.encode()) < max_bytes:
-            return html
-    raise AssertionError(f"a page of {len(html.encode()):,} bytes without its pictures and tables")
+            break
+        left_out.append(what)
+        page = _without(page, shorten)
+        told = f"Left out, to keep this page small: {', '.join(left_out)}."
+        html = render(replace(page, summary=[*page.summary, told]))
+    assert len(html.encode()) < MAX_PAGE_BYTES, f"a page of {len(html.encode()):,} bytes, of bounded texts alone"
+    return html
 
 
 def _without(page: Page, shorten: Callable[[Block], Block]) -> Page:
@@ -203,24 +246,62 @@ def _without(page: Page, shorten: Callable[[Block], Block]) -> Page:
     return replace(page, sections=sections)
 
 
-def _few_rows(block: Block) -> Block:
-    if isinstance(block, CheckEntry) and block.examples is not None:
-        return replace(block, examples=_few_rows(block.examples))
-    if not isinstance(block, Table) or len(block.rows) <= FEW_ROWS:
-        return block
-    return replace(block, rows=block.rows[:FEW_ROWS], note="More rows are left out, to keep this page small.")
+def _of_tables(shorten: Callable[[Table], Table]) -> Callable[[Block], Block]:
+    """What is done to each table, also to those of checks."""
+
+    def shortened(block: Block) -> Block:
+        if isinstance(block, CheckEntry) and block.examples is not None:
+            return replace(block, examples=shorten(block.examples))
+        return shorten(block) if isinstance(block, Table) else block
+
+    return shortened
+
+
+def _few_rows(table: Table) -> Table:
+    if len(table.rows) <= FEW_ROWS:
+        return table
+    return replace(table, rows=table.rows[:FEW_ROWS], note="More rows are left out, to keep this page small.")
+
+
+def _short_cells(table: Table) -> Table:
+    return replace(table, rows=[[_short_cell(cell) for cell in row] for row in table.rows], meanings={})
+
+
+def _short_cell(value: Any) -> Any:
+    if isinstance(value, CutText):
+        return _cut("␟".join(value.parts), FEW_CHARACTERS)
+    return _cut(value, FEW_CHARACTERS)
 
 
 def _no_picture(block: Block) -> Block:
     if not isinstance(block, Picture):
         return block
-    return Note(text=f"Left out, to keep this page small: {block.alternative}.")
+    return Note(text=f"Left out, to keep this page small: {excerpt(block.alternative, SHORT_TEXT)}.")
 
 
 def _no_table(block: Block) -> Block:
     if isinstance(block, CheckEntry):
         return replace(block, examples=None)
     return Note(text=f"Left out, to keep this page small: {block.caption}.") if isinstance(block, Table) else block
+
+
+def _short_texts(block: Block) -> Block:
+    if isinstance(block, Note):
+        return replace(block, text=excerpt(block.text, SHORT_TEXT))
+    if not isinstance(block, CheckEntry):
+        return block
+    texts = {name: excerpt(getattr(block, name), SHORT_TEXT) for name in ("expected", "found", "description")}
+    return replace(block, **texts, numbers={})
+
+
+SHORTENINGS: Mapping[str, Callable[[Block], Block]] = {
+    f"rows of tables beyond {FEW_ROWS}": _of_tables(_few_rows),
+    "pictures": _no_picture,
+    "ends of long cells, meanings of columns": _of_tables(_short_cells),
+    "tables": _no_table,
+    "numbers of checks, ends of long texts": _short_texts,
+}
+"""How a page is shortened, and what that leaves out; the last gives a page of bounded texts alone."""
 
 
 @cache

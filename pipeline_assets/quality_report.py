@@ -15,19 +15,21 @@ from typing import Any
 import dagster as dg
 
 from pipeline_assets.findings import FoundAsset, KnownCheck, find_asset, find_verdict, tally
+from pipeline_assets.flow import STAGES, UPSTREAM
+from pipeline_assets.ops import asset_spec, materialized
+from pipeline_assets.parameters import own_parameters, recipe_digest
 from pipeline_assets.quality_page import render_within
 from pipeline_assets.quality_sections import page_of
-from pipeline_assets.recipe import STAGES, UPSTREAM, own_parameters, recipe_digest
 from pipeline_assets.references import ROWS_ASSET, run_ids_of
 from pipeline_assets.report import asset_metadata
 from pipeline_assets.stored_batches import FACTS_NAME, PAGE_NAME
-from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
+from pipeline_assets.stripes import Sealed, Stage
 from resources.artifact_store import ArtifactRef
 from resources.tables import write_json
 from training_io.hashing import identity_of
 
 REPORT = "quality_report"
-REPORT_VERSION = 4
+REPORT_VERSION = 5
 LAST = {"dagster/priority": "-1"}  # behind the checks that are ready when it is
 
 

@@ -20,7 +20,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from resources.shapes import expect_fields
 from training_io.errors import FormatError, RecipeError
+from training_io.homes import DEFAULT_HOME, HOME_VARIABLE
 from training_io.manifest import (
     QUARANTINE_NAME,
     RUN_NAME,
@@ -35,12 +37,22 @@ from training_io.manifest import (
     sync_path,
 )
 
-HOME_VARIABLE = "CORPUSMILL_HOME"
-DEFAULT_HOME = ".corpusmill"
 WHOLE = "-"
 """The unit name of an artifact that is not cut into units."""
 
 Outcome = Literal["built", "reused", "rebuilt"]
+REFERENCE_KINDS: Mapping[str, type] = {
+    "asset": str,
+    "unit": str,
+    "identity": str,
+    "digest": str,
+    "counts": dict,
+    "outcome": str,
+    "seconds": float,
+    "warnings": list,
+    "lineage": dict,
+}
+"""The fields of a reference that is written down."""
 
 
 def home_folder(home: str = "") -> Path:
@@ -70,12 +82,17 @@ class ArtifactRef:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return asdict(self)
+        return {**asdict(self), "warnings": list(self.warnings)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "ArtifactRef":
-        """The reference that `to_json` described."""
-        return cls(**{**value, "warnings": tuple(value["warnings"])})
+        """The reference that `to_json` described; FormatError for what it did not."""
+        where, remedy = "a recorded reference", "The record is damaged; materialize its asset again."
+        fields = expect_fields(value, REFERENCE_KINDS, where, remedy)
+        texts = {**{f"warning {number:,}": text for number, text in enumerate(fields["warnings"])}, **fields["lineage"]}
+        expect_fields(texts, dict.fromkeys(texts, str), where, remedy)
+        known = {name: fields[name] for name in REFERENCE_KINDS}
+        return cls(**{**known, "warnings": tuple(known["warnings"])})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import json
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from resources.shapes import expect_fields, expect_rows
 from training_io.errors import FormatError
 
 ROWS_PER_GROUP = 256  # a row group is decoded whole for one row of it
 MAPPED_FROM_BYTES = 1 << 20
 # What the libraries raise for bytes that are not theirs; numpy reads a header with Python's own tokenizer.
-DAMAGE = (ValueError, EOFError, IndexError, NotImplementedError, tokenize.TokenError, OSError)
+DAMAGE = (ValueError, EOFError, IndexError, NotImplementedError, tokenize.TokenError, OSError, RecursionError)
 
 
 @contextlib.contextmanager
@@ -68,6 +69,12 @@ def read_first_rows(path: Path, num_rows: int) -> pa.Table:
     with _reading(path, "a Parquet table"), pq.ParquetFile(path, memory_map=True) as parquet:
         batches = itertools.islice(parquet.iter_batches(batch_size=num_rows), 1)
         return pa.Table.from_batches(batches, parquet.schema_arrow)
+
+
+def count_rows(path: Path) -> int:
+    """Rows of a Parquet table, by its footer."""
+    with _reading(path, "a Parquet table"), pq.ParquetFile(path, memory_map=True) as parquet:
+        return int(parquet.metadata.num_rows)
 
 
 def read_rows(path: Path, rows: np.ndarray[Any, Any], columns: Sequence[str]) -> pa.Table:
@@ -128,3 +135,14 @@ def read_json(path: Path) -> Any:
     """The plain values of a JSON file."""
     with _reading(path, "JSON"):
         return json.loads(path.read_bytes())
+
+
+def read_json_rows(path: Path, kinds: Mapping[str, type]) -> list[dict[str, Any]]:
+    """The rows of a JSON file that is a list of objects, each with fields of these kinds."""
+    return expect_rows(read_json(path), kinds, str(path))
+
+
+def read_json_tables(path: Path, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """The tables of these names in a JSON file that is an object of lists of objects."""
+    tables = expect_fields(read_json(path), dict.fromkeys(names, list), str(path))
+    return {name: expect_rows(tables[name], {}, f"{path}, {name}") for name in names}

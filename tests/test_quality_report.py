@@ -25,6 +25,7 @@ from test_pictures import contrast
 from asset_checks.quality_report import report_is_self_contained
 from pipeline_assets.definitions import CHECKS_OF_DATA
 from pipeline_assets.findings import KnownCheck
+from pipeline_assets.parameters import recipe_digest
 from pipeline_assets.quality_page import (
     MAX_PAGE_BYTES,
     CheckEntry,
@@ -41,7 +42,6 @@ from pipeline_assets.quality_page import (
     table_of,
 )
 from pipeline_assets.quality_report import FACTS_NAME, PAGE_NAME, build_report
-from pipeline_assets.recipe import recipe_digest
 from pipeline_assets.suspicious import CONTEXT_CHARACTERS, cut_text, pack_lengths
 from pipeline_assets.tokenizer import open_tokenizer
 from pipeline_assets.transforms.drawings import attention_svg, pack_svg
@@ -51,7 +51,8 @@ from resources.artifact_store import ArtifactRef
 from training_io.document_index import read_index
 from training_io.errors import FormatError
 from training_io.manifest import MANIFEST_NAME
-from training_io.plan import Plan, ShardsReference, load_plan, plan_packs
+from training_io.plan import Plan, ShardsReference, load_plan
+from training_io.planning import plan_packs
 
 KNOWN = tuple(
     KnownCheck(
@@ -81,7 +82,7 @@ MARK = "QQQ"
 
 def table(text: str) -> Table:
     cells = [text, Spelled(printable(text)), CutText(parts=[text, text]), 1]
-    return Table(caption=text, columns=[text, "b", "c", "d"], rows=[cells], note=text)
+    return Table(caption=text, columns=[text, "b", "c", "d"], rows=[cells], note=text, meanings={text: text})
 
 
 def turned_table(text: str) -> Table:
@@ -190,8 +191,10 @@ def test_a_table_is_cut_and_says_so() -> None:
     assert list(cut.columns) == ["text", "id", "other"]
     assert len(cut.rows) == 50
     assert all(len(row[0]) == 160 for row in cut.rows)
-    assert "11 more rows" in cut.note
+    assert cut.note == "Shown: 50 of 61 rows."
     assert table_of("rows", rows[:50]).note == ""
+    first = table_of("rows", rows[:50], total=4_000, rest="rows.parquet of an asset")
+    assert first.note == "Shown: 50 of 4,000 rows; the rest is in rows.parquet of an asset."
 
 
 def test_a_few_rows_of_many_columns_are_shown_as_columns() -> None:
@@ -234,9 +237,9 @@ def test_a_cell_that_became_a_heading_is_shown_as_any_other(first: Any, heading:
 
 def test_a_turned_table_says_what_it_leaves_out_as_it_is_seen() -> None:
     rows = [{str(column): row for column in range(42)} for row in range(7)]
-    assert table_of("rows", rows).note == "2 more columns are not shown."
+    assert table_of("rows", rows).note == "Shown: 40 of 42 columns."
     turned = table_of("rows", rows, max_rows=2)
-    assert turned.note == "5 more columns are not shown. 2 more rows are not shown."
+    assert turned.note == "Shown: 2 of 7 columns and 40 of 42 rows."
     shown = turned.laid_out
     assert (len(shown.columns), len(shown.rows)) == (1 + 2, 40 - 1)
 
@@ -248,13 +251,30 @@ def test_a_turned_table_is_whole_where_others_are_shortened() -> None:
     page = Page(title="t", summary=[], sections=[section_of(turned), section_of(long)])
     html = render_within(page, max_bytes=len(render(page).encode()))
     assert html.count("More rows are left out") == 1
-    assert html == render(replace(page, sections=[section_of(turned), section_of(shortened(long))]))
+    told = "Left out, to keep this page small: rows of tables beyond 5."
+    sections = [section_of(turned), section_of(shortened(long))]
+    assert html == render(replace(page, summary=[told], sections=sections))
     texts = naive_html.parse(html).texts
     assert [texts.count(name.replace("_", " ")) for name in MEASURES] == [2] * len(MEASURES)
 
 
+def test_a_meaning_that_columns_share_is_told_once() -> None:
+    meanings = {"packs": "How many", "best_fit": "Rows", "concat": "Rows", "absent": "Nothing"}
+    table = table_of("rows", [{"packs": 1, "best_fit": 2, "concat": 3}], meanings=meanings)
+    assert table.legend == {"packs": "How many", "best fit, concat": "Rows"}
+    html = render(Page(title="t", summary=[], sections=[section_of(table)]))
+    texts = naive_html.parse(html.partition('<dl class="meanings">')[2]).texts
+    assert texts == ["packs", "How many", "best fit, concat", "Rows"]
+
+
 def shortened(table: Table) -> Table:
     return replace(table, rows=table.rows[:5], note="More rows are left out, to keep this page small.")
+
+
+def test_numbers_among_texts_of_a_turned_table_are_aligned_as_numbers() -> None:
+    rows = [{"name": name, "text": "words", **MEASURES} for name in ("one", "other")]
+    parsed = naive_html.parse(render(Page(title="t", summary=[], sections=[section_of(table_of("rows", rows))])))
+    assert parsed.values("class").count("number") == 2 + 2 * len(MEASURES)
 
 
 def test_a_column_is_one_of_numbers_when_all_of_it_is() -> None:
@@ -330,7 +350,7 @@ def test_the_largest_page_fits_and_says_what_is_left_out(num_pictures: int, num_
     tables = [table_of(f"table {number}", rows) for number in range(num_tables)]
     sections = [Section(heading="all", anchor="all", blocks=[*pictures, *tables])]
     html = render_within(Page(title="full", summary=[], sections=sections))
-    assert len(html.encode()) < MAX_PAGE_BYTES
+    assert len(html.encode()) < 0.9 * MAX_PAGE_BYTES  # what is added to every page later has room
     parsed = naive_html.parse(html)
     assert parsed.tags.count("table") == num_tables
     left_out = [text for text in parsed.texts if text.startswith("Left out, to keep this page small: picture")]
@@ -340,6 +360,26 @@ def test_the_largest_page_fits_and_says_what_is_left_out(num_pictures: int, num_
         assert html == render(Page(title="full", summary=[], sections=sections))
     else:
         assert html.count("More rows are left out") == num_tables
+        told = {20: "rows of tables beyond 5, pictures.", 60: "pictures, ends of long cells, meanings of columns."}
+        (line,) = [text for text in parsed.texts if text.startswith("Left out, to keep this page small: rows")]
+        assert line.endswith(told[num_pictures])
+
+
+def test_the_worst_texts_of_all_checks_fit() -> None:
+    """Names and texts of characters that take ten bytes each, as many as a record may hold."""
+    letter = "\U000e0001"
+    entry = replace(
+        page_with(MARK).sections[0].blocks[-1],
+        expected=letter * 1_000,
+        found=letter * 1_000,
+        numbers={f"{number}{letter * 76}": 0.5 for number in range(150)},
+    )
+    blocks = [entry, *[Note(text=letter * 1_000)] * 2] * 41
+    html = render_within(Page(title="full", summary=[], sections=[Section(heading="all", anchor="a", blocks=blocks)]))
+    assert len(html.encode()) < 0.9 * MAX_PAGE_BYTES
+    parsed = naive_html.parse(html)
+    assert parsed.values("data-outcome") == [MARK] * 41
+    assert any(text.endswith("numbers of checks, ends of long texts.") for text in parsed.texts)
 
 
 def report_of(built: Built) -> tuple[ArtifactRef, naive_html.Parsed, str]:
@@ -715,6 +755,7 @@ def test_a_folder_in_a_records_place_is_told_and_gives_way(copy: Built) -> None:
     assert json.loads(path.read_bytes())["outcome"] == "failed"
 
 
+LEFT_OUT = {"a": 0.5, "numbers_left_out": 2}
 HUGE = "\U000e0001&" * 1_000_000
 
 
@@ -733,7 +774,7 @@ def test_what_is_written_of_a_verdict_is_small_and_can_be_read_back(copy: Built)
     assert read.found.startswith("\\ud800")
     assert read.found.endswith("… cut")
     assert len(read.expected) == 1_000
-    assert (read.examples[0]["a"], read.examples[0]["b"], read.numbers) == ("nan", "\\ud800", {"a": 0.5})
+    assert (read.examples[0]["a"], read.examples[0]["b"], read.numbers) == ("nan", "\\ud800", LEFT_OUT)
     assert [len(str(value)) for value in read.examples[0].values()][2:] == [160, 160, 161]
     record_verdict(store, ref, "a_law", read)
     assert read_verdict(store, ref, "a_law") == read

@@ -14,8 +14,18 @@ PAPER_WIDTH = 718  # CSS pixels of A4 between margins of 1 cm
 WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 SCROLLING = """[...document.querySelectorAll(".scroll")].filter(box => box.scrollWidth > box.clientWidth)
     .map(box => [box.getAttribute("aria-label"), box.tabIndex, getComputedStyle(box).overflowX])"""
-BEYOND = """[...document.querySelectorAll("table, img, svg, p, h1, h2, h3")].filter(
+BEYOND = """[...document.querySelectorAll("table, img, svg, p, dl, dd, h1, h2, h3")].filter(
     one => one.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5).map(one => one.innerText)"""
+
+
+COUNTS = [
+    {
+        "count": "unused below min tokens bytes",
+        "value": 15_800_938,
+        "unit": "documents",
+        "meaning": "Documents in no split for this reason",
+    }
+] * 3
 
 
 @pytest.fixture
@@ -38,7 +48,8 @@ def report(tmp_path: Path) -> Path:
     )
     blocks = [
         check,
-        table_of("Wide", rows),
+        table_of("Wide", rows, meanings={name: f"Documents of {name} (documents)" for name in numbers}),
+        table_of("Counts of split_documents", COUNTS),
         table_of("Texts", texts * 6),
         Picture(png=line_picture("Loss", "step", "nats", {"all": ([0, 1], [1, 2])}), alternative="Loss"),
         Drawing(svg=pack_svg([3, 4], 8), alternative="A pack"),
@@ -59,6 +70,15 @@ def test_what_is_wider_than_the_page_scrolls_in_a_box_of_its_own(page: Any, repo
     boxes = page.evaluate(SCROLLING)
     assert "Wide" in [name for name, *_ in boxes]
     assert all(name and (index, overflow) == (0, "auto") for name, index, overflow in boxes), boxes
+
+
+def test_counts_and_their_meanings_are_read_on_a_phone_without_scrolling(page: Any, report: Path) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.goto(report.as_uri())
+    box = page.get_by_role("group", name="Counts of split_documents")
+    assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
+    assert box.get_by_text("Documents in no split for this reason").first.is_visible()
+    assert page.get_by_text("Documents of documents_of_3 (documents)").is_visible()
 
 
 def test_nothing_is_cut_off_on_paper(page: Any, report: Path) -> None:
