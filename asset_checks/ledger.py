@@ -32,7 +32,7 @@ def every_window_keeps_its_quotas(stage: Stage, packing_plan: ArtifactRef) -> Ve
         found=verdict.found,
         num_violations=verdict.num_violations,
         examples=verdict.examples,
-        numbers={f"{name}_largest_error_tokens": error for name, error in errors.items()},
+        numbers={f"{name}/largest_error_tokens": error for name, error in errors.items()},
     )
 
 
@@ -78,7 +78,7 @@ def ledger_is_what_the_plan_reads(stage: Stage, mixture_ledger: ArtifactRef, pac
         found=f"{len(violations):,} numbers of {len(expected):,} rows differ, over {tokens:,} tokens",
         num_violations=len(violations),
         examples=[{"violation": violation} for violation in violations[:MAX_EXAMPLES]],
-        numbers={f"{name}_{pool}_tokens": counts["tokens"] for (name, pool), counts in expected.items()},
+        numbers={f"{name}/{pool}/tokens": counts["tokens"] for (name, pool), counts in expected.items()},
     )
 
 

@@ -1,8 +1,9 @@
 """How similar what was removed is to what was kept in its place.
 
-In: the evidence of `lsh_clusters`, a row for each removal with an exact similarity. Out: counts of each pool, in words
-and as numbers. Promise: a chain of documents of which each is like the next, and the ends are not, is told. Cost: four
-columns of the evidence.
+In: the evidence of `lsh_clusters`, a row for each removed copy with an exact similarity, and how many copies were
+removed. Out: counts of each pool, in words and as numbers. Promise: a chain of documents of which each is like the
+next, and the ends are not, is told, and so is a removed copy whose similarity is not known. Cost: four columns of the
+evidence.
 """
 
 from collections.abc import Mapping
@@ -26,15 +27,23 @@ class Likeness:
     """How similar removed documents are to those kept in their place: of each pool how many, how many are unlike."""
 
     limit: float
-    removed: Mapping[str, int]
+    decided: Mapping[str, int]  # copies that were removed
+    removed: Mapping[str, int]  # those of them of which the evidence has a similarity
     unlike: Mapping[str, int]
     num_doubtful: int  # less similar than DOUBTFUL, of all pools
     lowest: float | None  # None where nothing was removed
 
     @property
     def violations(self) -> list[str]:
-        """The pools of which most removed documents are unlike."""
-        return [
+        """The pools of which most removed documents are unlike, and those with others than the evidence tells of."""
+        untold = [
+            f"pool {name}: expected evidence with a similarity for"
+            f" {number_in_words(self.decided.get(name, 0), 'removed document')}, found it for"
+            f" {self.removed.get(name, 0):,}; materialize lsh_clusters again"
+            for name in sorted(self.decided.keys() | self.removed.keys())
+            if self.decided.get(name, 0) != self.removed.get(name, 0)
+        ]
+        return untold + [
             f"pool {name}: {count:,} of {number_in_words(self.removed[name], 'removed document')} less than"
             f" {self.limit:.3f} similar to the one kept in their place; set or raise dedup.verify_jaccard, or raise"
             " dedup.rows_per_band"
@@ -46,7 +55,7 @@ class Likeness:
     def found(self) -> str:
         """The sums over the pools, in words."""
         if self.lowest is None:
-            return "none removed"
+            return "no removed document has a known similarity" if any(self.decided.values()) else "none removed"
         unlike, removed = (sum(counts.values()) for counts in (self.unlike, self.removed))
         return (
             f"of {removed:,} removed, {self.num_doubtful:,} are less than {DOUBTFUL} similar to the document kept,"
@@ -61,17 +70,23 @@ class Likeness:
         return {"removed_unlike_kept": unlike, "removed_doubtfully_like_kept": self.num_doubtful, **lowest}
 
 
-def likeness_to_kept(stage: Stage, lsh_clusters: ArtifactRef) -> Likeness:
-    """What the evidence says of all removed documents. A copy of the text kept is like it, even without words."""
+def likeness_to_kept(stage: Stage, lsh_clusters: ArtifactRef, decided: Mapping[str, int]) -> Likeness:
+    """What the evidence says of all removed documents. A copy of the text kept is like it, even without words.
+
+    `decided`: how many exact and near copies were removed of each pool.
+    """
     params = minhash_params(stage.recipe)
     limit = unlike_below(params.num_bands, params.rows_per_band)
     table = stage.table(lsh_clusters, EVIDENCE_NAME, ("removed_pool", "removed_doc_id", "kept_doc_id", "jaccard"))
     pools, names = named([table.column("removed_pool")])
     is_copy = np.asarray(pc.equal(table.column("removed_doc_id"), table.column("kept_doc_id")))
     similarity = np.where(is_copy, 1.0, np.asarray(table.column("jaccard")))
+    is_known = ~np.isnan(similarity)  # as null reads
+    pools, similarity = pools[is_known], similarity[is_known]
     removed, unlike = (np.bincount(some, minlength=len(names)).tolist() for some in (pools, pools[similarity < limit]))
     return Likeness(
         limit=limit,
+        decided=decided,
         removed=dict(zip(names, removed, strict=True)),
         unlike=dict(zip(names, unlike, strict=True)),
         num_doubtful=int((similarity < DOUBTFUL).sum()),

@@ -3,24 +3,26 @@
 Promise: the rows add up to what the plan's steps compute. Without a mixture there is one stage: each document once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import numpy as np
 import pyarrow as pa
 
+from pipeline_assets.ops import asset_spec, materialized
 from pipeline_assets.pictures import MAX_LINE_POINTS, grouped_bar_picture, line_picture
 from pipeline_assets.report import asset_metadata, files_metadata, pictures_metadata, shown_table, table_metadata
 from pipeline_assets.schemas import MixtureLedger, arrow_schema, validated
-from pipeline_assets.stripes import Sealed, Stage, asset_spec, materialized
+from pipeline_assets.stripes import Sealed, Stage
 from resources.artifact_store import ArtifactRef
 from resources.tables import write_table
 from training_io.ledger import LedgerRow, cumulative_tokens, ledger_of
 from training_io.plan import Plan, load_plan
 from training_io.quota_invariants import largest_quota_errors
+from training_io.spread import spread_places
 
 LEDGER_VERSION = 2
 LEDGER_NAME = "ledger.parquet"
@@ -57,11 +59,15 @@ def build_ledger(stage: Stage, token_shards: ArtifactRef, packing_plan: Artifact
         write=write,
     )
     folder, table = stage.folder(ref), stage.table(ref, LEDGER_NAME)
+    mixture = stage.recipe.mixture
+    if relative := relative_shares({one.name: one.shares for one in mixture.stages} if mixture else {}):
+        stage.say(f"mixture_ledger: {relative}")
     metadata = (
         asset_metadata(stage, ref)
         | table_metadata(MixtureLedger, table.num_rows, table)
         | {
             **shown_table("ledger", table.to_pylist()),
+            **({"shares": relative} if relative else {}),
             **pictures_metadata(folder, PICTURES),
             **files_metadata(folder / LEDGER_NAME),
         }
@@ -69,11 +75,28 @@ def build_ledger(stage: Stage, token_shards: ArtifactRef, packing_plan: Artifact
     return Sealed(ref=ref, metadata=metadata)
 
 
+def relative_shares(stages: Mapping[str, Mapping[str, str]]) -> str:
+    """How each stage's shares are taken that add up to neither 1 nor 100; nothing where all do.
+
+    >>> relative_shares({"base": {"web": "50", "code": "100"}, "last": {"web": "80", "code": "20"}})
+    'Shares are relative, not percent: in base web 50 of 150 (33.3%), code 100 of 150 (66.7%).'
+    """
+    told = []
+    for name, shares in stages.items():
+        whole = sum(map(Fraction, shares.values()))
+        if whole not in (1, 100):
+            of = [
+                f"{pool} {one} of {float(whole):g} ({float(Fraction(one) / whole):.1%})" for pool, one in shares.items()
+            ]
+            told.append(f"in {name} {', '.join(of)}")
+    return f"Shares are relative, not percent: {'; '.join(told)}." if told else ""
+
+
 def _tokens_picture(plan: Plan) -> bytes:
     """A line a pool, that of most tokens first; it only rises, so a few hundred steps show it."""
-    steps = np.unique(np.linspace(0, plan.num_steps - 1, min(plan.num_steps, MAX_LINE_POINTS)).astype(np.int64))
+    steps = spread_places(plan.num_steps, MAX_LINE_POINTS)
     by_pool = sorted(cumulative_tokens(plan).items(), key=lambda item: -int(item[1][-1:].sum()))
-    series = {pool: ((steps + 1).tolist(), tokens[steps].tolist()) for pool, tokens in by_pool}
+    series = {pool: ([step + 1 for step in steps], tokens[steps].tolist()) for pool, tokens in by_pool}
     return line_picture("Tokens read of each pool", "step", "tokens up to the step", series)
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
-from pipeline_assets.recipe import STAGES
+from pipeline_assets.flow import STAGES
 from pipeline_assets.report import MAX_CELL_CHARACTERS, plain_cell
 from resources.artifact_store import ArtifactRef, ArtifactStore, replace_file
 from training_io.errors import FormatError
@@ -121,18 +121,19 @@ def _is_number(value: Any) -> bool:
 def bounded(record: VerdictRecord) -> VerdictRecord:
     """The record as it is stored and shown: texts cut, the first examples and numbers, and only finite ones.
 
-    The number `numbers_left_out` says how many were too many.
+    The number `numbers_left_out` says how many were too many, not finite, or of a name that is another's once cut.
     """
-    finite = [(clipped(name, MAX_NAME_CHARACTERS), one) for name, one in record.numbers.items() if math.isfinite(one)]
-    kept = finite if len(finite) <= MAX_NUMBERS else finite[: MAX_NUMBERS - 1]
-    left_out = {"numbers_left_out": len(finite) - len(kept)} if kept != finite else {}
+    finite = {clipped(name, MAX_NAME_CHARACTERS): one for name, one in record.numbers.items() if math.isfinite(one)}
+    is_whole = len(finite) == len(record.numbers) <= MAX_NUMBERS
+    kept = finite if is_whole else dict(list(finite.items())[: MAX_NUMBERS - 1])
+    left_out = {} if is_whole else {"numbers_left_out": len(record.numbers) - len(kept)}
     return replace(
         record,
         judged=dict(record.judged),
         expected=clipped(record.expected),
         found=clipped(record.found),
         examples=[_bounded_row(row) for row in record.examples[:MAX_EXAMPLES]],
-        numbers=dict(kept) | left_out,
+        numbers=kept | left_out,
     )
 
 

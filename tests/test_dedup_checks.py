@@ -5,6 +5,7 @@ Each test changes one value, as `test_asset_checks.py` does: a cell of a table, 
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -294,9 +295,50 @@ def test_a_pool_of_which_most_removed_are_unlike_the_kept_is_warned_of(
     assert "similar to the document kept" in verdict.found
 
 
+def poison_none(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return []
+
+
+def poison_null(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    near = next(row for row in rows if row["removed_pool"] == "beta" and row["removed_doc_id"] != row["kept_doc_id"])
+    near["jaccard"] = None
+    return rows
+
+
+def poison_one(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row is not next(row for row in rows if row["removed_pool"] == "beta")]
+
+
+@pytest.mark.parametrize(
+    ("poison", "found"),
+    [(poison_none, {"alpha": 0, "beta": 0}), (poison_null, {"beta": 2}), (poison_one, {"beta": 2})],
+)
+def test_a_removal_whose_similarity_is_not_known_is_warned_of(
+    copy: Built, poison: Change, found: dict[str, int]
+) -> None:
+    path = cluster_file(copy, EVIDENCE_NAME)
+    removed = Counter(row["removed_pool"] for row in pq.read_table(path).to_pylist())
+    assert removed["beta"] == 3
+    assert removed["alpha"]
+    change_table(path, poison)
+    seal_again(copy, path.parent)
+    assert violations(PLAUSIBLE, copy) == [
+        f"pool {pool}: expected evidence with a similarity for {removed[pool]} removed"
+        f" document{'s' if removed[pool] > 1 else ''}, found it for {number}; materialize lsh_clusters again"
+        for pool, number in found.items()
+    ]
+    assert ("no removed document has a known similarity" in judged(PLAUSIBLE, copy).found) == (poison is poison_none)
+
+
+def keep_all(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "kept": True, "reason": "kept"} for row in rows]
+
+
 def test_where_nothing_is_removed_nothing_is_unlike(copy: Built) -> None:
     path = cluster_file(copy, EVIDENCE_NAME)
     change_table(path, lambda rows: [])
+    for unit in units_in(copy.stage, copy.refs["raw_row_groups"]):
+        change_table(cluster_file(copy, slice_name(unit.unit)), keep_all)
     seal_again(copy, path.parent)
     verdict = judged(PLAUSIBLE, copy)
     assert violations(PLAUSIBLE, copy) == []

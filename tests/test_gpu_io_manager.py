@@ -12,11 +12,11 @@ import pytest
 import tiny_artifacts
 
 from pipeline_assets.launch import TrainingOverrides
-from pipeline_assets.recipe import load_recipe
+from pipeline_assets.recipe_file import load_recipe
 from pipeline_assets.training import _settings
 from training_io import gpu_io_manager
 from training_io.errors import FormatError, RecipeError
-from training_io.gpu_io_manager import DeviceInput, GpuIOManager, device_type, may_have_gpu, why_cpu
+from training_io.gpu_io_manager import DeviceInput, GpuIOManager, absent_device, device_type, may_have_gpu, why_cpu
 from training_io.manifest import load_manifest, open_artifact
 from training_io.stream import StreamSpec, open_stream
 
@@ -117,18 +117,24 @@ def test_a_dtype_of_the_resource_replaces_the_recipes_and_is_what_the_run_is_kno
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"device": "gpu"}, r"gpu_io_manager.device: expected auto, cpu, cuda or cuda:<number>, found 'gpu'"),
-        ({"device": "cuda:x"}, r"gpu_io_manager.device: .* found 'cuda:x'"),
-        ({"device": "cuda:"}, r"gpu_io_manager.device: .* found 'cuda:'"),
-        ({"device": "cuda:٣"}, r"gpu_io_manager.device: .* found 'cuda:٣'"),
-        ({"device": "cuda:" + "1" * 30}, r"gpu_io_manager.device: .* found 'cuda:1{30}'"),
-        ({"device": "cpu:0"}, r"gpu_io_manager.device: .* found 'cpu:0'"),
-        ({"device": ""}, r"gpu_io_manager.device: .* found ''"),
+        (
+            {"device": "gpu"},
+            r"resources.gpu_io_manager.config.device: expected auto, cpu, cuda or cuda:<number>, found 'gpu'",
+        ),
+        ({"device": "cuda:x"}, r"resources.gpu_io_manager.config.device: .* found 'cuda:x'"),
+        ({"device": "cuda:"}, r"resources.gpu_io_manager.config.device: .* found 'cuda:'"),
+        ({"device": "cuda:٣"}, r"resources.gpu_io_manager.config.device: .* found 'cuda:٣'"),
+        ({"device": "cuda:" + "1" * 30}, r"resources.gpu_io_manager.config.device: .* found 'cuda:1{30}'"),
+        ({"device": "cpu:0"}, r"resources.gpu_io_manager.config.device: .* found 'cpu:0'"),
+        ({"device": ""}, r"resources.gpu_io_manager.config.device: .* found ''"),
         ({"device": "cuda:99"}, r"device cuda:99: expected a CUDA device, found \d"),
-        ({"dtype": "float16"}, r"gpu_io_manager.dtype: expected one of auto, float32, bfloat16, found 'float16'"),
-        ({"dtype": "float64"}, r"gpu_io_manager.dtype: .* found 'float64'"),
-        ({"prefetch_depth": 0}, r"gpu_io_manager.prefetch_depth: expected 1 to 16 steps, found 0"),
-        ({"prefetch_depth": 17}, r"gpu_io_manager.prefetch_depth: expected 1 to 16 steps, found 17"),
+        (
+            {"dtype": "float16"},
+            r"resources.gpu_io_manager.config.dtype: expected one of auto, float32, bfloat16, found 'float16'",
+        ),
+        ({"dtype": "float64"}, r"resources.gpu_io_manager.config.dtype: .* found 'float64'"),
+        ({"prefetch_depth": 0}, r"resources.gpu_io_manager.config.prefetch_depth: expected 1 to 16 steps, found 0"),
+        ({"prefetch_depth": 17}, r"resources.gpu_io_manager.config.prefetch_depth: expected 1 to 16 steps, found 17"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(root, settings, message):
@@ -181,6 +187,39 @@ def test_a_driver_without_a_device_is_another_reason(monkeypatch):
     assert why_cpu("auto") == "training on the CPU: a GPU driver was found, but torch sees no device that it can use."
 
 
+def no_library(name):
+    raise OSError(name)
+
+
+@pytest.mark.parametrize(
+    ("library", "num_gpus", "refused"),
+    [
+        (lambda name: None, 2, ["cuda:2", "cuda:10"]),
+        (lambda name: None, 0, ["cuda", "cuda:0"]),
+        (lambda name: None, None, []),  # a driver that lists none, as AMD's: only torch knows
+    ],
+)
+def test_a_gpu_is_said_to_be_absent_only_where_the_driver_lists_fewer(
+    library, num_gpus, refused, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(gpu_io_manager.ctypes, "CDLL", library)
+    monkeypatch.setattr(gpu_io_manager, "GPUS_OF_THE_DRIVER", tmp_path / "gpus")
+    for number in range(num_gpus or 0):
+        (tmp_path / "gpus" / str(number)).mkdir(parents=True)
+    if num_gpus == 0:
+        (tmp_path / "gpus").mkdir()
+    devices = ["auto", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:10"]
+    found = [device for device in devices if absent_device(device, "")]
+    assert found == [device for device in devices if device in refused or (num_gpus == 0 and "cuda" in device)]
+
+
+def test_without_a_driver_no_gpu_is_here(monkeypatch):
+    if Path("/dev/kfd").exists():
+        pytest.skip("this machine has an AMD driver")
+    monkeypatch.setattr(gpu_io_manager.ctypes, "CDLL", no_library)
+    assert [bool(absent_device(device, "")) for device in ("auto", "cpu", "cuda", "cuda:0")] == [False] * 2 + [True] * 2
+
+
 def test_the_code_location_loads_it_without_torch():
     code = "import sys, training_io.gpu_io_manager; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
@@ -213,5 +252,5 @@ def test_dagster_hands_the_description_to_the_asset_below(root):
     )
     (failure,) = failed.get_step_failure_events()
     description = failure.step_failure_data.user_failure_data.description
-    assert description.startswith("RecipeError: gpu_io_manager.device: expected auto, cpu")
+    assert description.startswith("RecipeError: resources.gpu_io_manager.config.device: expected auto, cpu")
     assert len(handed) == 1

@@ -14,6 +14,7 @@ from small_corpus import TRAINING, Built
 from pipeline_assets.automation import JOBS
 from pipeline_assets.definitions import build_definitions, definitions
 from pipeline_assets.references import PipelineResource
+from training_io import gpu_io_manager
 from training_io.manifest import load_manifest
 
 ALL_ASSETS = "__ASSET_JOB"  # what the button *Materialize all* launches
@@ -52,13 +53,13 @@ REFUSED = [
         True,
         "learning_rate: expected above 0 and below 1, or 0 for the recipe's, found 1.0. Correct",
     ),
-    ("device", "gpu", "gpu_io_manager.device: expected auto, cpu, cuda or cuda:<number>, found 'gpu'. Correct device"),
+    ("device", "gpu", "device: expected auto, cpu, cuda or cuda:<number>, found 'gpu'. Correct device"),
     (
         "dtype",
         "float16",
-        "gpu_io_manager.dtype: expected one of auto, float32, bfloat16, found 'float16'. Correct dtype",
+        "dtype: expected one of auto, float32, bfloat16, found 'float16'. Correct dtype",
     ),
-    ("prefetch_depth", 17, "gpu_io_manager.prefetch_depth: expected 1 to 16 steps, found 17. Correct prefetch_depth"),
+    ("prefetch_depth", 17, "prefetch_depth: expected 1 to 16 steps, found 17. Correct prefetch_depth"),
 ]
 
 
@@ -124,6 +125,23 @@ def test_train_refuses_a_bad_value_before_there_is_a_run(name: str, value: Any, 
         assert refusal.value.__suppress_context__  # or Dagster shows the same sentence twice
 
 
+def test_train_refuses_a_gpu_that_is_not_here_before_there_is_a_run(
+    clean: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "0000:01:00.0").mkdir()
+    monkeypatch.setattr(gpu_io_manager.ctypes, "CDLL", lambda name: None)  # a driver's library is found
+    monkeypatch.setattr(gpu_io_manager, "GPUS_OF_THE_DRIVER", tmp_path)
+    job = over(clean).resolve_job_def("train")
+    with pytest.raises(dg.DagsterInvalidDefinitionError) as refused:
+        create_execution_plan(job, run_config={"device": "cuda:7"})
+    assert str(refused.value) == (
+        "device: expected auto, cpu or a GPU of this machine, which has 1, counted from cuda:0, found 'cuda:7'."
+        " Correct device in the run's configuration."
+    )
+    for device in ("cuda:0", "cuda", "auto", "cpu"):
+        assert create_execution_plan(job, run_config={"device": device})
+
+
 @pytest.mark.parametrize("name", ["steps", "prefetch_depth"])
 def test_dagster_refuses_a_truth_value_for_a_count(name: str, clean: Built) -> None:
     with pytest.raises(dg.DagsterInvalidConfigError, match=f'path root:{name}. Value "True"'):
@@ -142,13 +160,11 @@ def test_all_bad_values_of_a_launch_are_named_at_once(clean: Built) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, value, _ in REFUSED if name in ("steps", "device") or value is True]
 )
-def test_the_assets_own_configuration_fails_once_in_the_same_words(name: str, value: Any, copy: Built) -> None:
-    settings = {name: value}
-    config: dict[str, Any] = (
-        {"ops": {TRAINING: {"config": settings}}}
-        if name in ("steps", "learning_rate")
-        else {"resources": {"gpu_io_manager": {"config": settings}}}
-    )
+def test_the_assets_own_configuration_fails_once_and_names_the_path_that_was_written(
+    name: str, value: Any, copy: Built
+) -> None:
+    path = ("ops", TRAINING) if name in ("steps", "learning_rate") else ("resources", "gpu_io_manager")
+    config: dict[str, Any] = {path[0]: {path[1]: {"config": {name: value}}}}
     job = over(copy).resolve_implicit_global_asset_job_def()
     with small_corpus.short_instance() as instance:
         result = job.execute_in_process(
@@ -158,7 +174,9 @@ def test_the_assets_own_configuration_fails_once_in_the_same_words(name: str, va
     kinds = [event.event_type for event in result.all_events if event.step_key == TRAINING]
     assert kinds.count(dg.DagsterEventType.STEP_FAILURE) == 1
     assert dg.DagsterEventType.STEP_UP_FOR_RETRY not in kinds
-    assert small_corpus.failures(result)[TRAINING].startswith(f"RecipeError: {in_words(name, value)}")
+    assert small_corpus.failures(result)[TRAINING].startswith(
+        f"RecipeError: {'.'.join(path)}.config.{in_words(name, value)}"
+    )
 
 
 class TestTrain:

@@ -3,21 +3,25 @@
 import dataclasses
 import json
 from itertools import islice
+from types import SimpleNamespace
 
 import naive_batches as naive
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_artifacts import address_docs, make_plan, make_token_shards, seal
 
+from asset_checks.ledger import ledger_is_what_the_plan_reads
 from training_io.batch import in_constant_shape
 from training_io.errors import FormatError, RecipeError
 from training_io.inspection import inspect
 from training_io.ledger import cumulative_tokens, ledger_of
 from training_io.manifest import load_manifest
 from training_io.mixture import MixtureStage
-from training_io.plan import load_plan, replay
+from training_io.plan import load_plan
+from training_io.planning import replay
 from training_io.quota_invariants import (
     count_packs,
     every_window_keeps_its_quotas,
@@ -231,6 +235,23 @@ def test_a_schedule_that_ends_early_is_found(plan, left_out):
     found = every_window_keeps_its_quotas(dataclasses.replace(plan, schedule=plan.schedule[:-left_out]))
     wanted = "expected whole steps of 4 packs" if left_out == 1 else "stage more_code: expected to end with the step"
     assert any(wanted in line for line in found)
+
+
+def test_numbers_of_stages_and_pools_are_told_apart_whatever_their_names(tmp_path):
+    """With `_` between them, a and b_c would read as a_b and c."""
+    pools = ("b_c", "c", "d")
+    stages = tuple(
+        MixtureStage(name=name, tokens=tokens, shares={"b_c": "50", "c": one, "d": "20"})
+        for name, tokens, one in (("a", 150, "30"), ("a_b", 120, "90"))
+    )
+    shards = make_token_shards(tmp_path, {"train": address_docs(LENGTHS)}, pool_names=pools, max_shard_tokens=60)
+    path = make_plan(tmp_path, shards, mixture=stages, capacity=12, max_seq_len=10)
+    rows = [dataclasses.asdict(row) for row in ledger_of(load_plan(path))]
+    stage = SimpleNamespace(folder=lambda ref: path, is_judging=False, table=lambda *_: pa.Table.from_pylist(rows))
+    verdict = ledger_is_what_the_plan_reads(stage, "mixture_ledger", "packing_plan")
+    assert verdict.num_violations == 0
+    assert verdict.numbers == {f"{row['stage']}/{row['pool']}/tokens": row["tokens"] for row in rows}
+    assert len(verdict.numbers) == len(rows) == 6
 
 
 def test_packs_of_several_pools_cannot_be_recounted(plan):

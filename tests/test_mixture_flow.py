@@ -8,7 +8,7 @@ from small_corpus import Built, evaluations, materialized_metadata, write_corpus
 
 from asset_checks.headroom import tokens_suffice_for_the_training_steps
 from asset_checks.ledger import every_window_keeps_its_quotas
-from pipeline_assets.recipe import load_recipe
+from pipeline_assets.recipe_file import load_recipe
 from training_io.errors import RecipeError
 from training_io.plan import load_plan
 
@@ -38,7 +38,7 @@ def test_everything_runs_and_every_check_passes(mixed):
     }
     quotas = found["every_window_keeps_its_quotas"].metadata
     plan = load_plan(mixed.folder("packing_plan"))
-    assert 0 < quotas["base_largest_error_tokens"].value < plan.capacity
+    assert 0 < quotas["base/largest_error_tokens"].value < plan.capacity
     assert "packs in 2 stages" in quotas["found"].value
 
 
@@ -49,6 +49,9 @@ def test_the_page_shows_the_ledger(mixed):
     assert page["stages"] == 2
     assert page["tokens"] >= 15_000
     assert page["dagster/row_count"] == 4
+    assert page["shares"] == (
+        "Shares are relative, not percent: in more_beta alpha 1/3 of 0.833333 (40.0%), beta 0.5 of 0.833333 (60.0%)."
+    )
 
 
 def test_the_plan_trains_on_what_the_mixture_says(mixed):
@@ -124,7 +127,10 @@ def test_headroom_warns_when_training_outruns_the_mixture(mixed, tmp_path):
         ({"mixture": {"stages": [STAGES[0], STAGES[0]]}}, "expected each stage's name once"),
         ({"mixture": {"stages": [{**STAGES[0], "tokens": 0}]}}, "mixture.stages.0.tokens"),
         ({"mixture": {"stages": [{**STAGES[0], "shares": {}}]}}, "mixture.stages.0.shares"),
-        ({"mixture": {"stages": [{**STAGES[0], "shares": {"gamma": 1}}]}}, "the pools alpha, beta, found one of gamma"),
+        (
+            {"mixture": {"stages": [{**STAGES[0], "shares": {"gamma": 1}}]}},
+            "the pools alpha, beta, found some of gamma (in base);",
+        ),
         ({"mixture": {"stages": [{**STAGES[0], "shares": {"alpha": "much"}}]}}, "found 'much'"),
         ({"mixture": {"stages": [{**STAGES[0], "shares": {"alpha": -1}}]}}, "expected 0 or more, found -1"),
         ({"mixture": {"stages": [{**STAGES[0], "shares": {"alpha": 0}}]}}, "at least one above zero"),

@@ -10,17 +10,11 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from pipeline_assets.recipe import (
-    BUILT_IN,
-    UPSTREAM,
-    Recipe,
-    ancestors,
-    load_recipe,
-    own_parameters,
-    parameters_that_matter,
-    parse_recipe,
-    recipe_digest,
-)
+from pipeline_assets.flow import UPSTREAM, ancestors
+from pipeline_assets.parameters import own_parameters, parameters_that_matter, recipe_digest
+from pipeline_assets.recipe import Recipe
+from pipeline_assets.recipe_file import load_recipe, parse_recipe
+from pipeline_assets.recipes import BUILT_IN
 from training_io.errors import RecipeError
 from training_io.hashing import identity_of
 
@@ -220,7 +214,7 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"packs.strategy": "next_fit"}, "packs", ["oldest_first", "found 'next_fit'"]),
         ({"reading.stripes_read": 5}, "reading", ["stripes_read of at most stripes, 4, found 5", "lower stripes_read"]),
         ({"reading.filters": {"prose": {}}}, "reading.filters.prose", ["at least one of dumps, languages, min_language_score, min_score, min_int_score"]),
-        ({"reading.filters": {"proes": {"min_score": 3.0}}}, "recipe", ["filters of the pools prose, code, found some of proes"]),
+        ({"reading.filters": {"proes": {"min_score": 3.0}}}, "reading.filters", ["filters of the pools prose, code, found some of proes"]),
         ({"reading.filters": {"prose": {"max_score": 3.0}}}, "reading.filters.prose.max_score", ["unknown key. Mend"]),
         ({"reading.filters": {"prose": {"min_score": float("nan")}}}, "reading.filters.prose.min_score", ["found nan"]),
         ({"reading.filters": {"prose": {"min_int_score": 2.5}}}, "reading.filters.prose.min_int_score", ["expected a valid integer", "found 2.5"]),
@@ -230,9 +224,9 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"reading.filters": {"prose": {"languages": "en"}}}, "reading.filters.prose.languages", ["expected a valid tuple", "found 'en'"]),
         ({"reading.filters": {"prose": {"languages": ["en", False]}}}, "reading.filters.prose.languages.1", ["expected a valid string", "found False"]),
         ({"reading.filters": {"prose": {"dumps": ["a", ""]}}}, "reading.filters.prose.dumps.1", ["at least 1 character"]),
-        ({"reading.until": "budgets"}, "recipe", ["reading.until", "splits.order source, dedup.mode exact, no references, a tokenizer of kind file", "stripes_read 1, splits.budgets of train, validation"]),
-        ({**BOUNDED, "dedup.keep": "highest_score"}, "recipe", ["to stop at full budgets, a dedup.keep other than highest_score;"]),
-        ({**BOUNDED, "splits.budgets": {"train": 9}}, "recipe", ["to stop at full budgets, splits.budgets of train, validation;"]),
+        ({"reading.until": "budgets"}, "reading.until", ["reading.until", "splits.order source, dedup.mode exact, no references, a tokenizer of kind file", "stripes_read 1, splits.budgets of train, validation"]),
+        ({**BOUNDED, "dedup.keep": "highest_score"}, "reading.until", ["to stop at full budgets, a dedup.keep other than highest_score;"]),
+        ({**BOUNDED, "splits.budgets": {"train": 9}}, "reading.until", ["to stop at full budgets, splits.budgets of train, validation;"]),
         ({"dedup.num_buckets": 12}, "dedup", ["power of two, found 12"]),
         ({"dedup.num_buckets": 2**17}, "dedup.num_buckets", ["less than or equal to 65536", "found 131072"]),
         ({"dedup.num_bands": 1024, "dedup.rows_per_band": 5}, "dedup", ["num_bands × rows_per_band of at most 4,096", "1,024 × 5 = 5,120"]),
@@ -255,9 +249,9 @@ def test_the_articles_numbers_are_in_the_built_in_recipes():
         ({"dedup.mode": "off", "dedup.scope": "dump"}, "dedup", ["mode near with scope dump, found mode off"]),
         ({"dedup.mode": "off", "dedup.keep": "longest"}, "dedup", ["no keep rule in mode off", "found longest"]),
         ({"dedup.mode": "exact", "dedup.verify_jaccard": 0.8}, "dedup", ["no verify_jaccard in mode exact"]),
-        ({"references": []}, "recipe", ["tokenizer.sample", "none is there", "found 'tokenizer_sample'"]),
-        ({"tokenizer.sample": "other"}, "recipe", ["tokenizer.sample", "['tokenizer_sample']", "found 'other'"]),
-        ({"references.1": {"name": "tokenizer_sample", "kind": "file", "path": "a", "action": "exclude"}}, "recipe", ["references", "each name once", "tokenizer_sample"]),
+        ({"references": []}, "tokenizer.sample", ["tokenizer.sample", "none is there", "found 'tokenizer_sample'"]),
+        ({"tokenizer.sample": "other"}, "tokenizer.sample", ["tokenizer.sample", "['tokenizer_sample']", "found 'other'"]),
+        ({"references.1": {"name": "tokenizer_sample", "kind": "file", "path": "a", "action": "exclude"}}, "references", ["references", "each name once", "tokenizer_sample"]),
         ({"references.0.documents_per_dump": 3}, "references.0.tokenizer_sample", ["exactly one of documents_per_pool"]),
         ({"references.0.documents_per_pool": None}, "references.0.tokenizer_sample", ["exactly one of documents_per_pool"]),
         ({"references.1": {**EXAM, "overlap": {"min_words": 14}}}, "references.1.file.overlap", ["min_words of at most ngram, 13, found 14"]),

@@ -8,7 +8,8 @@ import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from itertools import islice
+from itertools import chain, count, islice
+from types import SimpleNamespace
 
 import naive_batches
 import naive_training
@@ -25,7 +26,7 @@ from training_io.hashing import derive_seed
 from training_io.mixture import MixtureStage
 from training_io.model import Model, ModelConfig
 from training_io.plan import load_plan
-from training_io.progress import Pace, Positions
+from training_io.progress import Pace, Positions, progress_line
 from training_io.sampler import Sampler
 from training_io.stream import StreamSpec, WindowSpec, open_stream
 from training_io.train import accumulate_gradients, make_optimizer, train
@@ -708,6 +709,23 @@ def test_progress_says_where_the_run_is(plan, tmp_path):
     by_pool = {pool: dict(points) for pool, points in result.validation_by_pool.items()}
     for each in (each for progress in seen for each in progress.evaluations):
         assert each.by_pool == {pool: found[each.step] for pool, found in by_pool.items()}
+
+
+def test_what_is_left_is_told_at_the_pace_of_the_steps_behind_the_first(plan, tmp_path, monkeypatch):
+    """By a clock that goes on by 1 when it is looked at, and by 1,000 within the first step, as a compiler does."""
+    first = [0, 1, 2, 1_000]  # opened, begun, the first step's begin and end
+    clock = chain(first, count(1_001))
+    monkeypatch.setattr("training_io.train.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    seen = []
+    train(spec_of(plan), MODEL, replace(CONFIG, progress_every=1), tmp_path, on_progress=seen.append)
+    assert [progress.step for progress in seen] == [1, 2, 3, 4, 5, 6, 7]
+    assert seen[0].eta_seconds is None
+    assert " left" not in progress_line(seen[0])
+    a_step = seen[1].eta_seconds / 5
+    assert 0 < a_step < 10
+    assert [progress.eta_seconds for progress in seen[2:]] == pytest.approx(
+        [4 * a_step, 3 * a_step, 2 * a_step, a_step, 0]
+    )
 
 
 @pytest.mark.parametrize("checkpoint", range(1, CONFIG.steps))

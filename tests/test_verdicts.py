@@ -14,7 +14,7 @@ from pipeline_assets.definitions import build_definitions
 from pipeline_assets.event_size import EVENT_BYTES, PAGES_FOLDER
 from pipeline_assets.references import PipelineResource
 from pipeline_assets.stripes import Stage
-from pipeline_assets.verdict_records import read_verdict
+from pipeline_assets.verdict_records import VerdictRecord, bounded, read_verdict
 from resources.artifact_store import ArtifactRef
 
 HUGE = 100_000
@@ -94,8 +94,9 @@ def test_the_event_says_what_the_record_says(copy: Built) -> None:
     evaluation, _, _ = executed(copy, verdict)
     record = read_verdict(copy.stage.store, copy.refs["packing_plan"], "a_law")
     assert record is not None
-    assert len(record.numbers) == 65
-    assert {name: evaluation.metadata[name].value for name in numbers if name != "none"} == record.numbers
+    assert len(record.numbers) == 66
+    shown = [name for name in numbers if name != "none"] + ["numbers_left_out"]
+    assert {name: evaluation.metadata[name].value for name in shown} == record.numbers
     assert "none" not in evaluation.metadata
     assert [dict(record.data) for record in evaluation.metadata["examples"].records] == record.examples
     assert evaluation.metadata["found"].value == evaluation.description == record.found
@@ -107,6 +108,27 @@ def test_numbers_that_are_left_out_are_counted(copy: Built) -> None:
     shown = {name: entry.value for name, entry in evaluation.metadata.items() if name in numbers}
     assert shown == {name: number for name, number in numbers.items() if number < 149}
     assert evaluation.metadata["numbers_left_out"].value == 3 * 64 - 149
+
+
+@pytest.mark.parametrize(
+    ("numbers", "left_out"),
+    [
+        ({"a": 1}, None),
+        ({"a": 1, "b": float("nan"), "c": float("-inf")}, 2),
+        ({f"{'x' * 90}{number}": number for number in range(3)}, 2),  # one name, once it is cut
+        ({str(number): number for number in range(150)}, None),
+        ({str(number): number for number in range(149)} | {"none": float("nan")}, 1),
+        ({str(number): number for number in range(150)} | {"none": float("nan")}, 2),
+    ],
+)
+def test_every_number_is_there_or_counted_as_left_out(numbers: dict[str, float], left_out: int | None) -> None:
+    record = VerdictRecord(
+        basis="b", judged={}, outcome="passed", expected="e", found="f", num_violations=0, numbers=numbers
+    )
+    kept = bounded(record)
+    assert kept.numbers.get("numbers_left_out") == left_out
+    assert len(kept.numbers) == len(numbers) - (left_out or 0) + bool(left_out) <= 150
+    assert bounded(kept) == kept
 
 
 @pytest.mark.parametrize(("number", "words"), [(0, "0 violations"), (1, "1 violation"), (1_200, "1,200 violations")])

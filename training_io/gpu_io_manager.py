@@ -19,6 +19,8 @@ from training_io.errors import RecipeError
 
 DEVICES = "auto|cpu|cuda(:[0-9]{1,3})?"
 DTYPES = ("auto", "float32", "bfloat16")
+CONFIG_PATH = "resources.gpu_io_manager.config."  # of these settings in a run's configuration
+GPUS_OF_THE_DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU, whatever a process may see of them
 MAX_PREFETCH_DEPTH = 16
 DEFAULT_PREFETCH_DEPTH = 3
 DEVICE_IN_WORDS = (
@@ -122,8 +124,11 @@ class GpuIOManager(dg.ConfigurableIOManager):
         )
 
 
-def wrong_settings(device: str, dtype: str, prefetch_depth: int) -> list[str]:
-    """A sentence for each setting that no machine could follow; whether the device is here is not asked."""
+def wrong_settings(device: str, dtype: str, prefetch_depth: int, path: str = CONFIG_PATH) -> list[str]:
+    """A sentence for each setting that no machine could follow; whether the device is here is not asked.
+
+    `path` is what stands before a setting's name in the run's configuration.
+    """
     depths = f"1 to {MAX_PREFETCH_DEPTH} steps"
     settings = (
         ("device", device, re.fullmatch(DEVICES, device), "auto, cpu, cuda or cuda:<number>"),
@@ -131,10 +136,34 @@ def wrong_settings(device: str, dtype: str, prefetch_depth: int) -> list[str]:
         ("prefetch_depth", prefetch_depth, 1 <= prefetch_depth <= MAX_PREFETCH_DEPTH, depths),
     )
     return [
-        f"gpu_io_manager.{name}: expected {expected}, found {value!r}. Correct {name} in the run's configuration."
+        f"{path}{name}: expected {expected}, found {value!r}. Correct {name} in the run's configuration."
         for name, value, is_possible, expected in settings
         if not is_possible
     ]
+
+
+def absent_device(device: str, path: str) -> list[str]:
+    """A sentence for a well-formed device that is surely not on this machine, as far as is known without torch.
+
+    Nothing is said where only torch knows: of a driver that lists no GPUs (AMD's, or within WSL), and of GPUs that the
+    driver has and CUDA_VISIBLE_DEVICES hides.
+    """
+    kind, _, number = device.partition(":")
+    num_gpus = _most_gpus()
+    if kind != "cuda" or num_gpus is None or int(number or 0) < num_gpus:
+        return []
+    has = f"{num_gpus:,}, counted from cuda:0" if num_gpus else "none"
+    return [
+        f"{path}device: expected auto, cpu or a GPU of this machine, which has {has},"
+        f" found {device!r}. Correct device in the run's configuration."
+    ]
+
+
+def _most_gpus() -> int | None:
+    """How many GPUs this machine has at most, None where only torch could say."""
+    if not may_have_gpu():
+        return 0
+    return len(list(GPUS_OF_THE_DRIVER.iterdir())) if GPUS_OF_THE_DRIVER.is_dir() else None
 
 
 def device_type(device: str) -> str:

@@ -55,18 +55,19 @@ class Progress:
     positions: Positions  # of the whole run so far
     tokens_per_second: float
     mfu: float | None  # share of the device's peak arithmetic; None where that is not known
-    eta_seconds: float
+    eta_seconds: float | None  # None behind the first step of a call, which also compiles
 
 
 def progress_line(progress: Progress) -> str:
     """Where a run is, as its log says it; positions are those of all steps so far."""
     positions = progress.positions
     utilisation = "" if progress.mfu is None else f", MFU {progress.mfu:.1%}"
+    left = "" if progress.eta_seconds is None else f", {progress.eta_seconds:.0f} s left"
     validation = "" if progress.validation_loss is None else f", validation {progress.validation_loss:.3f}"
     return (
         f"step {progress.step:,} of {progress.steps:,}: loss {progress.loss:.3f}{validation},"
-        f" gradient {progress.gradient_norm:.2f}, {progress.tokens_per_second:,.0f} tokens/s{utilisation},"
-        f" {progress.eta_seconds:.0f} s left; loss over {positions.body + positions.eos:,} ="
+        f" gradient {progress.gradient_norm:.2f}, {progress.tokens_per_second:,.0f} tokens/s{utilisation}"
+        f"{left}; loss over {positions.body + positions.eos:,} ="
         f" {positions.body:,} body + {positions.eos:,} EOS, overlap {positions.overlap:,}, slack"
         f" {positions.slack:,}, padding {positions.padding:,}"
     )
