@@ -80,13 +80,13 @@ def side_by_side(*columns: npt.NDArray[Any]) -> U8:
 
 def source_rows(stage: Stage, raw_row_groups: ArtifactRef, columns: Sequence[str]) -> pa.Table:
     """Narrow columns of all rows, unit after unit."""
-    return pa.concat_tables([stage.table(unit, ROWS_NAME, columns) for unit in units_in(stage, raw_row_groups)])
+    return pa.concat_tables(rows_read(stage, raw_row_groups, *columns))
 
 
 def text_bytes(stage: Stage, raw_row_groups: ArtifactRef) -> I64:
     """UTF-8 bytes of all rows' texts, unit after unit: int64[n]."""
-    texts = (stage.table(unit, ROWS_NAME, ["text"]).column("text") for unit in units_in(stage, raw_row_groups))
-    return np.concatenate([np.asarray(pc.binary_length(some), np.int64) for some in texts])
+    texts = rows_read(stage, raw_row_groups, "text")
+    return np.concatenate([np.asarray(pc.binary_length(table.column("text")), np.int64) for table in texts])
 
 
 def place_columns(stage: Stage, source: pa.Table) -> list[npt.NDArray[Any]]:

@@ -43,7 +43,7 @@ def no_document_is_in_two_splits(stage: Stage, split_documents: ArtifactRef) -> 
 
 def no_cluster_is_in_two_splits(stage: Stage, split_documents: ArtifactRef, lsh_clusters: ArtifactRef) -> Verdict:
     """Each cluster, as clustering decided it, has one split over all units."""
-    decided = _decided(stage, split_documents, lsh_clusters)
+    decided = _cluster_of_row(stage, split_documents, lsh_clusters)
     parts = [(decided.rows_of(doc_ids), splits) for doc_ids, splits in _documents_in_splits(stage, split_documents)]
     rows, splits = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     cluster_ids = decided.cluster_ids[rows]
@@ -73,7 +73,7 @@ def no_reference_text_is_in_validation(
     sample = [doc_id.tobytes() for doc_id in np.unique(whole(judged))[:MAX_SEARCHED]]
     near |= _documents_with_runs_of_references(stage, lsh_clusters, reference_sets, raw_row_groups, sample)
     held_out = np.isin(whole(judged), whole(id_rows(near)))
-    held_out |= _of_their_clusters(_decided(stage, split_documents, lsh_clusters), judged, near, held_out)
+    held_out |= _of_their_clusters(_cluster_of_row(stage, split_documents, lsh_clusters), judged, near, held_out)
     violations = [
         f"{judged[row].tobytes().hex()[:16]} of a held-out cluster is in {SPLITS[splits[row]]}"
         for row in np.flatnonzero(held_out).tolist()
@@ -142,7 +142,7 @@ def _documents_with_runs_of_references(
 
 
 @dataclass(frozen=True)
-class _Decided:
+class _ClusterOfRow:
     """Every row's document and cluster, as clustering decided, and the rows by doc_id: 72 bytes a row."""
 
     doc_ids: U8  # [n, 32]
@@ -161,21 +161,21 @@ class _Decided:
         return rows
 
 
-def _decided(stage: Stage, split_documents: ArtifactRef, lsh_clusters: ArtifactRef) -> _Decided:
+def _cluster_of_row(stage: Stage, split_documents: ArtifactRef, lsh_clusters: ArtifactRef) -> _ClusterOfRow:
     names = [slice_name(unit.unit) for unit in units_in(stage, split_documents)]
     doc_ids, cluster_ids = (
         joined(doc_id_matrix(stage.table(lsh_clusters, name, [column]).column(column)) for name in names)
         for column in ("doc_id", "cluster_id")
     )
-    return _Decided(doc_ids, sorted_rows(doc_ids), cluster_ids)
+    return _ClusterOfRow(doc_ids, sorted_rows(doc_ids), cluster_ids)
 
 
-def _of_their_clusters(decided: _Decided, judged: U8, near: Iterable[bytes], is_near: Flags) -> Flags:
+def _of_their_clusters(clusters: _ClusterOfRow, judged: U8, near: Iterable[bytes], is_near: Flags) -> Flags:
     """Whether a judged document, if not near a reference itself, is of the cluster of one that is."""
-    rows = find_rows(decided.doc_ids, decided.by_doc_id, id_rows(near))
-    held_out = whole(decided.cluster_ids[rows[rows >= 0]])
+    rows = find_rows(clusters.doc_ids, clusters.by_doc_id, id_rows(near))
+    held_out = whole(clusters.cluster_ids[rows[rows >= 0]])
     found = np.zeros(len(judged), np.bool_)
-    found[~is_near] = np.isin(whole(decided.cluster_ids[decided.rows_of(judged[~is_near])]), held_out)
+    found[~is_near] = np.isin(whole(clusters.cluster_ids[clusters.rows_of(judged[~is_near])]), held_out)
     return found
 
 

@@ -16,6 +16,7 @@ from asset_checks.columns import named
 from pipeline_assets.duplicates import EVIDENCE_NAME
 from pipeline_assets.signatures import minhash_params
 from pipeline_assets.stripes import Stage, number_in_words
+from pipeline_assets.transforms.lsh import steepest_similarity
 from resources.artifact_store import ArtifactRef
 
 MAX_UNLIKE_SHARE = 0.5  # of a pool's removed documents
@@ -27,38 +28,38 @@ class Likeness:
     """How similar removed documents are to those kept in their place: of each pool how many, how many are unlike."""
 
     limit: float
-    decided: Mapping[str, int]  # copies that were removed
-    removed: Mapping[str, int]  # those of them of which the evidence has a similarity
+    removed: Mapping[str, int]  # copies that were removed
+    compared: Mapping[str, int]  # those of them of which the evidence has a similarity
     unlike: Mapping[str, int]
     num_doubtful: int  # less similar than DOUBTFUL, of all pools
-    lowest: float | None  # None where nothing was removed
+    lowest: float | None  # None where nothing was compared
 
     @property
     def violations(self) -> list[str]:
         """The pools of which most removed documents are unlike, and those with others than the evidence tells of."""
         untold = [
             f"pool {name}: expected evidence with a similarity for"
-            f" {number_in_words(self.decided.get(name, 0), 'removed document')}, found it for"
-            f" {self.removed.get(name, 0):,}; materialize lsh_clusters again"
-            for name in sorted(self.decided.keys() | self.removed.keys())
-            if self.decided.get(name, 0) != self.removed.get(name, 0)
+            f" {number_in_words(self.removed.get(name, 0), 'removed document')}, found it for"
+            f" {self.compared.get(name, 0):,}; materialize lsh_clusters again"
+            for name in sorted(self.removed.keys() | self.compared.keys())
+            if self.removed.get(name, 0) != self.compared.get(name, 0)
         ]
         return untold + [
-            f"pool {name}: {count:,} of {number_in_words(self.removed[name], 'removed document')} less than"
+            f"pool {name}: {count:,} of {number_in_words(self.compared[name], 'compared document')} less than"
             f" {self.limit:.3f} similar to the one kept in their place; set or raise dedup.verify_jaccard, or raise"
             " dedup.rows_per_band"
             for name, count in self.unlike.items()
-            if count > MAX_UNLIKE_SHARE * self.removed[name]
+            if count > MAX_UNLIKE_SHARE * self.compared[name]
         ]
 
     @property
     def found(self) -> str:
         """The sums over the pools, in words."""
         if self.lowest is None:
-            return "no removed document has a known similarity" if any(self.decided.values()) else "none removed"
-        unlike, removed = (sum(counts.values()) for counts in (self.unlike, self.removed))
+            return "no removed document has a known similarity" if any(self.removed.values()) else "none removed"
+        unlike, compared = (sum(counts.values()) for counts in (self.unlike, self.compared))
         return (
-            f"of {removed:,} removed, {self.num_doubtful:,} are less than {DOUBTFUL} similar to the document kept,"
+            f"of {compared:,} compared, {self.num_doubtful:,} are less than {DOUBTFUL} similar to the document kept,"
             f" {unlike:,} less than {self.limit:.3f}, the lowest {self.lowest:.3f}"
         )
 
@@ -70,10 +71,10 @@ class Likeness:
         return {"removed_unlike_kept": unlike, "removed_doubtfully_like_kept": self.num_doubtful, **lowest}
 
 
-def likeness_to_kept(stage: Stage, lsh_clusters: ArtifactRef, decided: Mapping[str, int]) -> Likeness:
+def likeness_to_kept(stage: Stage, lsh_clusters: ArtifactRef, removed: Mapping[str, int]) -> Likeness:
     """What the evidence says of all removed documents. A copy of the text kept is like it, even without words.
 
-    `decided`: how many exact and near copies were removed of each pool.
+    `removed`: how many exact and near copies were removed of each pool.
     """
     params = minhash_params(stage.recipe)
     limit = unlike_below(params.num_bands, params.rows_per_band)
@@ -83,11 +84,11 @@ def likeness_to_kept(stage: Stage, lsh_clusters: ArtifactRef, decided: Mapping[s
     similarity = np.where(is_copy, 1.0, np.asarray(table.column("jaccard")))
     is_known = ~np.isnan(similarity)  # as null reads
     pools, similarity = pools[is_known], similarity[is_known]
-    removed, unlike = (np.bincount(some, minlength=len(names)).tolist() for some in (pools, pools[similarity < limit]))
+    compared, unlike = (np.bincount(some, minlength=len(names)).tolist() for some in (pools, pools[similarity < limit]))
     return Likeness(
         limit=limit,
-        decided=decided,
-        removed=dict(zip(names, removed, strict=True)),
+        removed=removed,
+        compared=dict(zip(names, compared, strict=True)),
         unlike=dict(zip(names, unlike, strict=True)),
         num_doubtful=int((similarity < DOUBTFUL).sum()),
         lowest=float(similarity.min()) if len(similarity) else None,
@@ -103,4 +104,4 @@ def unlike_below(num_bands: int, rows_per_band: int) -> float:
     >>> unlike_below(num_bands=4, rows_per_band=2)
     0.25
     """
-    return (1 / num_bands) ** (1 / rows_per_band) / 2
+    return steepest_similarity(num_bands, rows_per_band) / 2

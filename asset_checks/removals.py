@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from asset_checks.columns import I64, U8, Numbers, named, places_in, whole
 from asset_checks.components import all_signatures, near_components
 from asset_checks.decisions import AGAIN, DUPLICATES, PLACE, other_rows, place_columns
+from asset_checks.removal_records import RemovalRecords, Row, ids_of_rows
 from asset_checks.similarity import MAX_COMPARED_BYTES, jaccard, sampling_keys, shingle_hashes, within_budget
-from asset_checks.told_removals import Row, ToldRemovals, ids_of_rows
 from asset_checks.verdicts import Verdict, law, verdict_of
 from pipeline_assets.duplicates import (
     BY_PAIR_NAME,
@@ -43,26 +43,26 @@ def every_removal_has_evidence(
     Its other columns, the examples, the largest clusters, the table by pools and crawls and the counts are recounted
     from rows, texts and signatures; similarities on a sample.
     """
-    told = ToldRemovals(stage, lsh_clusters, raw_row_groups, minhash_signatures)
-    if violations := other_rows(stage, told.table, raw_row_groups):
-        return verdict_of("one row of evidence a removal", violations, f"{told.table.num_rows:,} decisions")
-    violations = _other_pairs(told)
+    records = RemovalRecords(stage, lsh_clusters, raw_row_groups, minhash_signatures)
+    if violations := other_rows(stage, records.table, raw_row_groups):
+        return verdict_of("one row of evidence a removal", violations, f"{records.table.num_rows:,} decisions")
+    violations = _other_pairs(records)
     if not violations:  # rows are matched with each other
-        violations += chain(_misstated_evidence(told), _misstated_pairs(told), _misstated_examples(told))
-        violations += chain(_misstated_clusters(told), _misstated_counts(told))
-    violations += _excluded_without_a_hit(told)
+        violations += chain(_misstated_evidence(records), _misstated_pairs(records), _misstated_examples(records))
+        violations += chain(_misstated_clusters(records), _misstated_counts(records))
+    violations += _excluded_without_a_hit(records)
     return verdict_of(
-        "one row of evidence a removal, and tables that say so", violations, f"{len(told.removed):,} removals"
+        "one row of evidence a removal, and tables that say so", violations, f"{len(records.removed):,} removals"
     )
 
 
-def _other_pairs(told: ToldRemovals) -> list[str]:
+def _other_pairs(records: RemovalRecords) -> list[str]:
     """Pairs of texts that are not removed as often as the evidence says, first those that are more often."""
-    removed, stated = told.pairs
+    removed, stated = records.pairs
     size = max(removed.max(initial=-1), stated.max(initial=-1)) + 1
     decisions, rows = np.bincount(removed, minlength=size), np.bincount(stated, minlength=size)
-    ids = [np.hstack([told.removed_ids, told.named_ids])]
-    ids += [np.hstack([doc_id_matrix(told.evidence.column(f"{side}_doc_id")) for side in ("removed", "kept")])]
+    ids = [np.hstack([records.removed_ids, records.named_ids])]
+    ids += [np.hstack([doc_id_matrix(records.evidence.column(f"{side}_doc_id")) for side in ("removed", "kept")])]
     violations = []
     for numbers, some, is_more in ((removed, ids[0], decisions > rows), (stated, ids[1], rows > decisions)):
         pairs, firsts = np.unique(numbers, return_index=True)
@@ -82,29 +82,29 @@ def _shown(value: Any) -> str:
     return value.hex()[:16] if isinstance(value, bytes) else repr(value)[:80]
 
 
-def _misstated_evidence(told: ToldRemovals) -> Iterator[str]:
+def _misstated_evidence(records: RemovalRecords) -> Iterator[str]:
     """Rows of evidence whose names, bytes and bands are not those of the removal, laid side by side by pair and names.
 
     And similarities, on a sample of the pairs.
     """
-    wanted = _names_of_removals(told) | {
-        "removed_bytes": told.num_bytes[told.removed],
-        "shared_bands": told.shared_bands(),
+    wanted = _names_of_removals(records) | {
+        "removed_bytes": records.num_bytes[records.removed],
+        "shared_bands": records.shared_bands(),
     }
     found, vocabulary = {}, {}
     for name, column in wanted.items():
         if isinstance(column, tuple):
-            stated, names = named([told.evidence.column(name)], "null")
+            stated, names = named([records.evidence.column(name)], "null")
             vocabulary[name] = sorted({*names, *column[1]})
             found[name] = _renumbered(stated, names, vocabulary[name])
             wanted[name] = _renumbered(*column, vocabulary[name])
         else:
-            found[name] = told.evidence.column(name).to_numpy()
+            found[name] = records.evidence.column(name).to_numpy()
     orders = [
         np.lexsort((side["removed_dump"], side["removed_pool"], pairs))
-        for side, pairs in zip((wanted, found), told.pairs, strict=True)
+        for side, pairs in zip((wanted, found), records.pairs, strict=True)
     ]
-    is_other = np.zeros(len(told.removed), np.bool_)
+    is_other = np.zeros(len(records.removed), np.bool_)
     for name, column in wanted.items():
         is_other |= column[orders[0]] != found[name][orders[1]]
     for place in np.flatnonzero(is_other).tolist():
@@ -112,17 +112,17 @@ def _misstated_evidence(told: ToldRemovals) -> Iterator[str]:
             {name: _value(column[order[place]], vocabulary.get(name)) for name, column in side.items()}
             for side, order in zip((wanted, found), orders, strict=True)
         ]
-        doc_id = told.evidence.column("removed_doc_id")[int(orders[1][place])].as_py()
+        doc_id = records.evidence.column("removed_doc_id")[int(orders[1][place])].as_py()
         yield from _differing(f"the evidence of {doc_id.hex()[:16]}", *rows)
-    yield from _misstated_similarities(told)
+    yield from _misstated_similarities(records)
 
 
-def _names_of_removals(told: ToldRemovals) -> dict[str, Any]:
+def _names_of_removals(records: RemovalRecords) -> dict[str, Any]:
     """Pool and crawl of each removed row and of the one kept in its place, as numbers into sorted names."""
     return {
         f"{side}_{by}": (numbers[rows], names)
-        for side, rows in (("removed", told.removed), ("kept", told.kept))
-        for by, (numbers, names) in told.names.items()
+        for side, rows in (("removed", records.removed), ("kept", records.kept))
+        for by, (numbers, names) in records.names.items()
     }
 
 
@@ -134,18 +134,18 @@ def _value(number: Any, names: Sequence[str] | None) -> Any:
     return number.item() if names is None else names[number]
 
 
-def _misstated_similarities(told: ToldRemovals) -> Iterator[str]:
-    removed, stated = told.pairs
+def _misstated_similarities(records: RemovalRecords) -> Iterator[str]:
+    removed, stated = records.pairs
     firsts = np.sort(np.unique(removed, return_index=True)[1])
-    sizes = told.num_bytes[told.removed[firsts]] + told.num_bytes[told.kept[firsts]]
-    chosen = firsts[list(within_budget(sizes, told.keys(told.removed_ids[firsts], "judged")))]
+    sizes = records.num_bytes[records.removed[firsts]] + records.num_bytes[records.kept[firsts]]
+    chosen = firsts[list(within_budget(sizes, records.keys(records.removed_ids[firsts], "judged")))]
     ids = {
-        int(removed[first]): (told.removed_ids[first].tobytes(), told.named_ids[first].tobytes())
+        int(removed[first]): (records.removed_ids[first].tobytes(), records.named_ids[first].tobytes())
         for first in chosen.tolist()
     }
-    ngram = told.stage.recipe.dedup.ngram
-    hashes = {one: shingle_hashes(text, ngram) for one, text in told.texts({*chain(*ids.values())}).items()}
-    similarities = told.evidence.column("jaccard")
+    ngram = records.stage.recipe.dedup.ngram
+    hashes = {one: shingle_hashes(text, ngram) for one, text in records.texts({*chain(*ids.values())}).items()}
+    similarities = records.evidence.column("jaccard")
     for row in np.flatnonzero(np.isin(stated, removed[chosen])).tolist():
         pair = ids[int(stated[row])]
         alike = jaccard(hashes[pair[0]], hashes[pair[1]])
@@ -153,20 +153,20 @@ def _misstated_similarities(told: ToldRemovals) -> Iterator[str]:
         yield from _differing(f"the evidence of {pair[0].hex()[:16]}", {"jaccard": alike}, found)
 
 
-def _misstated_pairs(told: ToldRemovals) -> Iterator[str]:
+def _misstated_pairs(records: RemovalRecords) -> Iterator[str]:
     wanted: list[Row] = []
-    for by, (numbers, names) in told.names.items():
-        pairs = numbers[told.removed].astype(np.int64) * len(names) + numbers[told.kept]
+    for by, (numbers, names) in records.names.items():
+        pairs = numbers[records.removed].astype(np.int64) * len(names) + numbers[records.kept]
         found, places, counts = np.unique(pairs, return_inverse=True, return_counts=True)
         num_bytes = np.zeros(len(found), np.int64)
-        np.add.at(num_bytes, places, told.num_bytes[told.removed])
+        np.add.at(num_bytes, places, records.num_bytes[records.removed])
         rows = [
             {"by": by, "removed": names[pair // len(names)], "kept": names[pair % len(names)], "documents": count}
             for pair, count in zip(found.tolist(), counts.tolist(), strict=True)
         ]
         rows = [row | {"bytes": total} for row, total in zip(rows, num_bytes.tolist(), strict=True)]
         wanted += sorted(rows, key=lambda row: (-row["documents"], row["removed"], row["kept"]))
-    yield from _other_table(BY_PAIR_NAME, wanted, told.stored(BY_PAIR_NAME))
+    yield from _other_table(BY_PAIR_NAME, wanted, records.stored(BY_PAIR_NAME))
 
 
 def _other_table(name: str, wanted: Sequence[Row], found: Sequence[Row]) -> Iterator[str]:
@@ -176,21 +176,21 @@ def _other_table(name: str, wanted: Sequence[Row], found: Sequence[Row]) -> Iter
         yield from _differing(f"{name}: row {number:,}", one, other)
 
 
-def _misstated_examples(told: ToldRemovals) -> Iterator[str]:
+def _misstated_examples(records: RemovalRecords) -> Iterator[str]:
     """Of each range of similarity the removed texts of the smallest keys, most alike first."""
-    similarities = told.evidence.column("jaccard").to_numpy()
+    similarities = records.evidence.column("jaccard").to_numpy()
     keys, numbers = np.unique(
-        told.keys(doc_id_matrix(told.evidence.column("removed_doc_id")), "examples"), return_index=True
+        records.keys(doc_id_matrix(records.evidence.column("removed_doc_id")), "examples"), return_index=True
     )
     ranges = np.searchsorted(SIMILARITY_EDGES, similarities[numbers], side="right")
     chosen = np.concatenate(
         [np.flatnonzero(ranges == one)[:EXAMPLES_PER_RANGE] for one in range(len(SIMILARITY_EDGES) + 1)]
     )
     chosen = numbers[chosen[np.lexsort((keys[chosen], -similarities[numbers[chosen]]))]]
-    evidence = told.evidence.select(["jaccard", "shared_bands"]).take(pa.array(chosen)).to_pylist()
-    sides = {"removed": told.removed[chosen], "kept": told.kept[chosen]}
-    rows = {side: told.rows(numbers, "doc_id", "dump", "url") for side, numbers in sides.items()}
-    texts = told.texts({row["doc_id"] for some in rows.values() for row in some})
+    evidence = records.evidence.select(["jaccard", "shared_bands"]).take(pa.array(chosen)).to_pylist()
+    sides = {"removed": records.removed[chosen], "kept": records.kept[chosen]}
+    rows = {side: records.rows(numbers, "doc_id", "dump", "url") for side, numbers in sides.items()}
+    texts = records.texts({row["doc_id"] for some in rows.values() for row in some})
     wanted = []
     for place, one in enumerate(evidence):
         for side, some in rows.items():
@@ -198,20 +198,20 @@ def _misstated_examples(told: ToldRemovals) -> Iterator[str]:
             one |= {f"{side}_{name}": row[name] for name in ("doc_id", "dump", "url")}
             one[f"{side}_text"] = texts[row["doc_id"]][:EXCERPT_CHARACTERS]
         wanted.append(one)
-    yield from _other_table(EXAMPLES_NAME, wanted, told.stored(EXAMPLES_NAME))
+    yield from _other_table(EXAMPLES_NAME, wanted, records.stored(EXAMPLES_NAME))
 
 
-def _misstated_clusters(told: ToldRemovals) -> Iterator[str]:
+def _misstated_clusters(records: RemovalRecords) -> Iterator[str]:
     """The clusters of most rows, those of some of their rows that are compared; similarities on a sample of them."""
-    largest = _largest(told)
-    doc_ids = told.ids("doc_id")
-    keys = told.keys(doc_ids, "members")
+    largest = _largest(records)
+    doc_ids = records.ids("doc_id")
+    keys = records.keys(doc_ids, "members")
     compared = [np.sort(rows[np.argsort(keys[rows], kind="stable")[:MAX_COMPARED_MEMBERS]]) for _, rows in largest]
-    sizes = [int(told.num_bytes[some].sum()) for some in compared]
-    sample = {*within_budget(sizes, sampling_keys([name for name, _ in largest], told.stage.recipe.seed))}
-    kept = _kept_of_rows(told, [_first_row(told, doc_ids, rows) for _, rows in largest])
-    members = [told.rows(some, "doc_id", "pool", "dump", "file") for some in compared]
-    texts = told.texts({*kept} | {row["doc_id"] for place in sample for row in members[place]})
+    sizes = [int(records.num_bytes[some].sum()) for some in compared]
+    sample = {*within_budget(sizes, sampling_keys([name for name, _ in largest], records.stage.recipe.seed))}
+    kept = _kept_of_rows(records, [_first_row(records, doc_ids, rows) for _, rows in largest])
+    members = [records.rows(some, "doc_id", "pool", "dump", "file") for some in compared]
+    texts = records.texts({*kept} | {row["doc_id"] for place in sample for row in members[place]})
     wanted: list[Row] = [
         {
             "cluster_id": name,
@@ -223,18 +223,18 @@ def _misstated_clusters(told: ToldRemovals) -> Iterator[str]:
         for (name, rows), some, doc_id in zip(largest, members, kept, strict=True)
     ]
     for place in sample:
-        wanted[place] |= _alike([texts[row["doc_id"]] for row in members[place]], told.stage.recipe.dedup.ngram)
-    yield from _other_table(LARGEST_NAME, wanted, told.stored(LARGEST_NAME))
+        wanted[place] |= _alike([texts[row["doc_id"]] for row in members[place]], records.stage.recipe.dedup.ngram)
+    yield from _other_table(LARGEST_NAME, wanted, records.stored(LARGEST_NAME))
 
 
-def _largest(told: ToldRemovals) -> list[tuple[bytes, I64]]:
+def _largest(records: RemovalRecords) -> list[tuple[bytes, I64]]:
     """The clusters of most rows and their rows, of equal size those of the smallest key first."""
-    by_cluster = np.argsort(told.clusters, kind="stable")
-    ends = np.cumsum(np.bincount(told.clusters))
+    by_cluster = np.argsort(records.clusters, kind="stable")
+    ends = np.cumsum(np.bincount(records.clusters))
     sizes = np.diff(ends, prepend=0)
     shared = np.flatnonzero(sizes > 1)
-    names = told.ids("cluster_id")[by_cluster[ends[shared] - 1]]
-    order = np.lexsort((told.keys(names, "members"), -sizes[shared]))[:NUM_LARGEST].tolist()
+    names = records.ids("cluster_id")[by_cluster[ends[shared] - 1]]
+    order = np.lexsort((records.keys(names, "members"), -sizes[shared]))[:NUM_LARGEST].tolist()
     return [
         (names[place].tobytes(), by_cluster[ends[cluster] - sizes[cluster] : ends[cluster]])
         for place, cluster in zip(order, shared[order].tolist(), strict=True)
@@ -247,18 +247,18 @@ def _alike(texts: Sequence[str], ngram: int) -> dict[str, float]:
     return {"min_jaccard": min(found), "mean_jaccard": fsum(found) / len(found)}
 
 
-def _first_row(told: ToldRemovals, doc_ids: U8, members: I64) -> int:
+def _first_row(records: RemovalRecords, doc_ids: U8, members: I64) -> int:
     """The row of a cluster's smallest doc_id, of several the first one in the source."""
     ids = whole(doc_ids[members])
     rows = members[ids == ids[np.argsort(ids)[0]]]
-    place = place_columns(told.stage, told.corpus.rows(rows, PLACE))
+    place = place_columns(records.stage, records.corpus.rows(rows, PLACE))
     return int(rows[np.lexsort(place[::-1])[0]])
 
 
-def _kept_of_rows(told: ToldRemovals, rows: Sequence[int]) -> list[bytes]:
+def _kept_of_rows(records: RemovalRecords, rows: Sequence[int]) -> list[bytes]:
     """What is kept for some rows."""
     wanted, places = np.unique(np.array(rows, np.int64), return_inverse=True)
-    return [kept.tobytes() for kept in ids_of_rows(told.decided("kept_doc_id"), wanted)[places]]
+    return [kept.tobytes() for kept in ids_of_rows(records.decided("kept_doc_id"), wanted)[places]]
 
 
 def _tally(names: Iterator[str]) -> str:
@@ -267,40 +267,41 @@ def _tally(names: Iterator[str]) -> str:
     return ", ".join([f"{name} × {count}" for name, count in counted[:NUM_NAMED]] + others)
 
 
-def _misstated_counts(told: ToldRemovals) -> Iterator[str]:
+def _misstated_counts(records: RemovalRecords) -> Iterator[str]:
     """Numbers of the manifest; those of reference sets and of verification are others' to judge."""
-    sizes = np.bincount(told.clusters)
+    sizes = np.bincount(records.clusters)
     by_size = dict(zip(*(column.tolist() for column in np.unique(sizes, return_counts=True)), strict=True))
     labels = dict.fromkeys(_size_label(size) for size in sorted(by_size))
-    spread = _dumps_of_clusters(told, sizes)
-    reasons = Counter({name: int((told.reasons[0] == number).sum()) for number, name in enumerate(told.reasons[1])})
+    spread = _dumps_of_clusters(records, sizes)
+    numbers, names = records.reasons
+    reasons = Counter({name: int((numbers == number).sum()) for number, name in enumerate(names)})
     wanted = {
-        "documents": told.table.num_rows,
+        "documents": records.table.num_rows,
         "clusters": len(sizes),
         "largest_cluster": max(by_size),
         "duplicate_clusters": len(spread),
         **{reason: reasons[reason] for reason in ("kept", *DUPLICATES, "reference")},
-        "barred": pc.sum(pc.and_(told.table.column("barred"), told.table.column("kept"))).as_py(),
+        "barred": pc.sum(pc.and_(records.table.column("barred"), records.table.column("kept"))).as_py(),
         "cluster_sizes": [
             [label, sum(count for size, count in by_size.items() if _size_label(size) == label)] for label in labels
         ],
-        "text_bytes": int(told.num_bytes.sum()),
-        "removed_bytes": int(told.num_bytes[told.removed].sum()),
+        "text_bytes": int(records.num_bytes.sum()),
+        "removed_bytes": int(records.num_bytes[records.removed].sum()),
         "clusters_within_one_dump": int((spread == 1).sum()),
         "clusters_over_several_dumps": int((spread > 1).sum()),
-        "removed_by_pool": {name: _of_pool(told, name) for name in pool_names(told.stage.recipe)},
+        "removed_by_pool": {name: _of_pool(records, name) for name in pool_names(records.stage.recipe)},
     }
-    stated = told.stage.open(told.lsh_clusters)[1].counts
+    stated = records.stage.open(records.lsh_clusters)[1].counts
     for name, number in wanted.items():
         if stated[name] != number:
             yield f"{name}: counted {number}, found {stated[name]} in the manifest"
 
 
-def _dumps_of_clusters(told: ToldRemovals, sizes: I64) -> I64:
+def _dumps_of_clusters(records: RemovalRecords, sizes: I64) -> I64:
     """Of how many crawls the rows of each cluster of several rows are."""
-    numbers, names = told.names["dump"]
-    shared = np.flatnonzero(sizes[told.clusters] > 1)
-    pairs = np.unique(told.clusters[shared] * len(names) + numbers[shared])
+    numbers, names = records.names["dump"]
+    shared = np.flatnonzero(sizes[records.clusters] > 1)
+    pairs = np.unique(records.clusters[shared] * len(names) + numbers[shared])
     return np.unique(pairs // max(1, len(names)), return_counts=True)[1]
 
 
@@ -309,33 +310,33 @@ def _size_label(size: int) -> str:
     return str(size) if size < 5 else f"{max(5, low)} to {2 * low - 1}"
 
 
-def _of_pool(told: ToldRemovals, name: str) -> dict[str, int]:
-    numbers, names = told.names["pool"]
+def _of_pool(records: RemovalRecords, name: str) -> dict[str, int]:
+    numbers, names = records.names["pool"]
     inside = np.flatnonzero(numbers == names.index(name)) if name in names else np.empty(0, np.int64)
-    removed = np.intersect1d(inside, told.removed)
+    removed = np.intersect1d(inside, records.removed)
     return {
         "documents": len(inside),
         "removed": len(removed),
-        "bytes": int(told.num_bytes[inside].sum()),
-        "removed_bytes": int(told.num_bytes[removed].sum()),
+        "bytes": int(records.num_bytes[inside].sum()),
+        "removed_bytes": int(records.num_bytes[removed].sum()),
     }
 
 
-def _excluded_without_a_hit(told: ToldRemovals) -> list[str]:
+def _excluded_without_a_hit(records: RemovalRecords) -> list[str]:
     """Documents that a reference set removed although nothing that is near them is a hit of a set that excludes."""
-    numbers, names = told.reasons
+    numbers, names = records.reasons
     is_excluded = numbers == (names.index("reference") if "reference" in names else -1)
     if not is_excluded.any():
         return []
-    excluding = {reference.name for reference in told.stage.recipe.references if reference.action == "exclude"}
-    hits = told.stage.table(told.lsh_clusters, HITS_NAME, ["reference_set", "doc_id"])
+    excluding = {reference.name for reference in records.stage.recipe.references if reference.action == "exclude"}
+    hits = records.stage.table(records.lsh_clusters, HITS_NAME, ["reference_set", "doc_id"])
     hits = hits.filter(pc.is_in(hits.column("reference_set"), pa.array(sorted(excluding), pa.string())))
-    doc_ids, groups = told.ids("doc_id"), told.clusters
+    doc_ids, groups = records.ids("doc_id"), records.clusters
     if (
-        told.stage.recipe.dedup.mode == "exact"
+        records.stage.recipe.dedup.mode == "exact"
     ):  # a cluster is one text, and near copies of a hit are removed all the same
-        signatures = all_signatures(told.stage, list(told.corpus.signed))
-        rows_per_band = minhash_params(told.stage.recipe).rows_per_band
+        signatures = all_signatures(records.stage, list(records.corpus.signed))
+        rows_per_band = minhash_params(records.stage.recipe).rows_per_band
         groups = near_components(doc_ids, signatures, rows_per_band).astype(np.int64)
     is_proven = np.zeros(groups.max() + 1, np.bool_)
     is_proven[groups[np.isin(whole(doc_ids), whole(doc_id_matrix(hits.column("doc_id"))))]] = True

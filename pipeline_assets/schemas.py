@@ -1,12 +1,8 @@
 """Contracts of the tables that stages write: one pandera model a table, every column described.
 
-`validated` is called before a table is written, so that a table which breaks its contract is never sealed.
+A table is held against its contract in `conformance.py`.
 """
 
-import sys
-import threading
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import narwhals.stable.v1 as nw
@@ -19,7 +15,6 @@ from pandera.engines import narwhals_engine
 from pipeline_assets.transforms.filters import FILTERS
 from pipeline_assets.transforms.sampled import COLUMNS, LENGTHS, NAMED, SCORED
 from pipeline_assets.transforms.split import REASONS, SPLITS
-from training_io.errors import InvariantBroken
 from training_io.hashing import DOC_ID_BYTES
 
 ROWS_NAME = "rows.parquet"
@@ -382,31 +377,3 @@ class MixtureLedger(Contract):
 def arrow_schema(contract: type[Contract]) -> pa.Schema:
     """The Arrow schema that a contract annotates, column by column."""
     return pa.schema([(name, contract.__annotations__[name]) for name in contract.to_schema().columns])
-
-
-_ONE_AT_A_TIME = threading.Lock()
-"""pandera imports engines while it validates: another thread would see half of one."""
-
-_PACKAGE_OF = {"numpy_engine": "pandas", "pandas_engine": "pandas", "pyspark_engine": "pyspark"}
-"""Engines that pandera tries to import with each column, Arrow or not: where they are missing, a fifth of a build."""
-
-
-@cache
-def _forgo_missing_engines() -> None:
-    """Let the import system remember the engines whose package is not installed."""
-    for engine, package in _PACKAGE_OF.items():
-        if find_spec(package) is None:
-            sys.modules[f"pandera.engines.{engine}"] = None  # type: ignore[assignment]  # its own sign for "missing"
-
-
-def validated(contract: type[Contract], table: pa.Table) -> pa.Table:
-    """The same table once it keeps its contract; InvariantBroken lists what it breaks."""
-    try:
-        with _ONE_AT_A_TIME:
-            _forgo_missing_engines()
-            contract.validate(table, lazy=True)
-    except pap.errors.SchemaErrors as error:
-        cases = error.failure_cases.slice(0, 5).to_pylist()
-        listed = "; ".join(f"{case['column']}: {case['check']}, found {case['failure_case']}" for case in cases)
-        raise InvariantBroken(f"table {contract.__name__} of {table.num_rows:,} rows: {listed}") from error
-    return table

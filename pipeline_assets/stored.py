@@ -18,7 +18,7 @@ from resources.artifact_store import ArtifactRef
 from resources.tables import read_array
 
 SHOWN_VALUES = 8  # of a row of an array
-PLACE = "place, from 0"  # the unit of what numbers things
+PLACE_UNIT = "place, from 0"  # the unit of what numbers things
 
 Row = dict[str, Any]
 

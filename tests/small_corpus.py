@@ -68,6 +68,7 @@ from pipeline_assets.references import Pipeline, PipelineResource
 from pipeline_assets.stripes import Sealed, Stage
 from resources.artifact_store import ArtifactRef, ArtifactStore
 from training_io.errors import CorpusmillError
+from training_io.hashing import identity_of
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS_PER_GROUP = 12
@@ -419,6 +420,15 @@ def build(recipe: Path, home: Path, upto: str = "handoff_package") -> Built:
     ]
     any(step() for step in steps)
     return Built(recipe=recipe, home=home, refs=refs, pages=pages)
+
+
+def build_beside(corpus: Path, changes: Mapping[str, Any], upto: str) -> Built:
+    """Built in `home` beside the pools, by a recipe file of its own: what is there already is taken as it is.
+
+    Builds that differ in their recipes alone may share that home; what is to be damaged is copied first.
+    """
+    recipe = write_recipe(corpus, changes, f"{identity_of(changes)[:16]}.yaml")
+    return build(recipe, corpus / "home", upto)
 
 
 @cache

@@ -19,7 +19,7 @@ import pytest
 import small_corpus
 from hypothesis import given
 from hypothesis import strategies as st
-from small_corpus import HELD_OUT, Built, build, doc_id, judged, sentences, write_recipe
+from small_corpus import HELD_OUT, Built, build, build_beside, copy_home, doc_id, judged, sentences, write_recipe
 from test_asset_checks import change_table, first_slice, row_where, seal_again, set_cell, set_value, units, whole
 
 from asset_checks.similarity import jaccard, shingle_hashes
@@ -290,6 +290,7 @@ def test_a_pool_of_which_most_removed_are_unlike_the_kept_is_warned_of(
     verdict = judged(PLAUSIBLE, copy)
     assert [one.split(":")[0] for one in violations(PLAUSIBLE, copy)] == [f"pool {name}" for name in warned]
     assert verdict.num_violations == len(warned)
+    assert ("2 of 3 compared documents less than 0.360" in str(violations(PLAUSIBLE, copy))) == bool(warned)
     assert verdict.numbers["removed_unlike_kept"] == unlike
     assert verdict.numbers["lowest_similarity_to_kept"] == lowest
     assert "similar to the document kept" in verdict.found
@@ -327,7 +328,9 @@ def test_a_removal_whose_similarity_is_not_known_is_warned_of(
         f" document{'s' if removed[pool] > 1 else ''}, found it for {number}; materialize lsh_clusters again"
         for pool, number in found.items()
     ]
-    assert ("no removed document has a known similarity" in judged(PLAUSIBLE, copy).found) == (poison is poison_none)
+    compared = sum({**removed, **found}.values())
+    told = f"; of {compared} compared, " if compared else "; no removed document has a known similarity"
+    assert told in judged(PLAUSIBLE, copy).found
 
 
 def keep_all(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -434,10 +437,9 @@ STEM = sentences(4_000, 200)
 NEAR = [f"{STEM.rsplit(' ', 1)[0]} {ending}" for ending in ("one", "two", "three and four", "five")]
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def write_near_copies(folder: Path) -> Path:
     """The small corpus, with near copies in several crawls and with scores."""
-    folder = small_corpus.write_corpus(tmp_path)
+    small_corpus.write_corpus(folder)
     rows = {
         "text": [*NEAR, NEAR[0], NEAR[3]],
         "dump": ["one", "two", "two", "one", "one", "two"],
@@ -445,6 +447,12 @@ def corpus(tmp_path: Path) -> Path:
     }
     pq.write_table(pa.table(rows), folder / "beta" / "planted.parquet")
     return folder
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That corpus, and a home beside it that tests share: to build in, not to change."""
+    return write_near_copies(tmp_path_factory.mktemp("corpus"))
 
 
 EXCLUDING = [small_corpus.RECIPE["references"][0], {**small_corpus.RECIPE["references"][1], "action": "exclude"}]
@@ -469,15 +477,17 @@ EXCLUDING = [small_corpus.RECIPE["references"][0], {**small_corpus.RECIPE["refer
     ids=str,
 )
 def test_every_way_to_deduplicate_keeps_the_laws(corpus: Path, options: dict[str, Any]) -> None:
-    built = build(write_recipe(corpus, options), corpus / "home", "lsh_clusters")
+    built = build_beside(corpus, options, "lsh_clusters")
     assert {name: violations(name, built) for name in (ROWS, KEPT, COMPONENTS, EVIDENCE, HITS, SIGNED, DRAWN)} == {
         name: [] for name in (ROWS, KEPT, COMPONENTS, EVIDENCE, HITS, SIGNED, DRAWN)
     }
 
 
 @pytest.mark.parametrize("rule", ["pool_priority", "longest", "highest_score", "random"])
-def test_another_document_than_the_rules_is_noticed_even_where_all_tables_agree(corpus: Path, rule: str) -> None:
-    built = build(write_recipe(corpus, {"dedup.keep": rule}), corpus / "home", "lsh_clusters")
+def test_another_document_than_the_rules_is_noticed_even_where_all_tables_agree(
+    corpus: Path, tmp_path: Path, rule: str
+) -> None:
+    built = copy_home(build_beside(corpus, {"dedup.keep": rule}, "lsh_clusters"), tmp_path / "home")
     cluster = min(map(doc_id, NEAR))
     for unit in units_in(built.stage, built.refs["raw_row_groups"]):
         path = built.folder("lsh_clusters") / slice_name(unit.unit)
@@ -502,9 +512,10 @@ def test_another_document_than_the_rules_is_noticed_even_where_all_tables_agree(
 QUESTION = "Which river did the old surveyors of the northern province follow when they drew its border"
 
 
-@pytest.fixture
-def examined(corpus: Path) -> Built:
-    """With a benchmark's question in two documents, and a phrase of it in many."""
+@pytest.fixture(scope="module")
+def with_an_exam(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """With a benchmark's question in two documents, and a phrase of it in many: to read, not to change."""
+    corpus = write_near_copies(tmp_path_factory.mktemp("with_an_exam"))
     phrase = "all rights reserved by the owners of this site and of its several pages"
     texts = [f"{sentences(4_100)} {QUESTION}? {sentences(4_101)}", f"{sentences(4_102)} {QUESTION.upper()}"]
     texts += [f"{sentences(number)} {phrase}" for number in range(4_200, 4_212)]
@@ -513,6 +524,12 @@ def examined(corpus: Path) -> Built:
     exam = {"name": "exam", "kind": "file", "path": "exam.txt", "action": "train_only", "overlap": {}}
     recipe = write_recipe(corpus, {"references": [*small_corpus.RECIPE["references"], exam]}, "exam.yaml")
     return build(recipe, corpus / "home", "lsh_clusters")
+
+
+@pytest.fixture
+def examined(with_an_exam: Built, tmp_path: Path) -> Built:
+    """The same home under another folder, free to be damaged."""
+    return copy_home(with_an_exam, tmp_path / "home")
 
 
 def test_each_column_of_hits_by_runs_of_words_is_recounted(examined: Built) -> None:
@@ -550,9 +567,8 @@ def test_each_column_of_the_boilerplate_is_recounted(examined: Built) -> None:
         path.write_bytes(pristine)
 
 
-def test_hits_of_verified_pairs_are_recounted(corpus: Path) -> None:
-    recipe = write_recipe(corpus, {"dedup.verify_jaccard": 0.8})
-    built = build(recipe, corpus / "home", "lsh_clusters")
+def test_hits_of_verified_pairs_are_recounted(corpus: Path, tmp_path: Path) -> None:
+    built = copy_home(build_beside(corpus, {"dedup.verify_jaccard": 0.8}, "lsh_clusters"), tmp_path / "home")
     path = cluster_file(built, HITS_NAME)
     pristine = path.read_bytes()
     assert violations(HITS, built) == []
@@ -568,8 +584,8 @@ def test_hits_of_verified_pairs_are_recounted(corpus: Path) -> None:
     assert any("is told too often" in one for one in violations(HITS, built))
 
 
-def test_what_a_crawl_keeps_is_of_the_same_cluster(corpus: Path) -> None:
-    built = build(write_recipe(corpus, {"dedup.scope": "dump"}), corpus / "home", "lsh_clusters")
+def test_what_a_crawl_keeps_is_of_the_same_cluster(corpus: Path, tmp_path: Path) -> None:
+    built = copy_home(build_beside(corpus, {"dedup.scope": "dump"}, "lsh_clusters"), tmp_path / "home")
     path = slice_with(built, "reason", "near_duplicate")
     set_cell(path, row_where(path, "reason", "near_duplicate"), "kept_doc_id", doc_id(small_corpus.UNIQUE))
     assert len(violations(KEPT, built)) == 1

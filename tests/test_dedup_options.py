@@ -1,6 +1,5 @@
 """Each option of deduplication on the small corpus: what it keeps, what it shows, and that every law holds."""
 
-import json
 import random
 from collections import Counter
 from dataclasses import replace
@@ -12,7 +11,17 @@ import naive_text
 import pyarrow.parquet as pq
 import pytest
 import small_corpus
-from small_corpus import CHECK_NAMES, Built, assets_read_by, build, doc_id, judged, write_recipe
+from small_corpus import (
+    CHECK_NAMES,
+    Built,
+    assets_read_by,
+    build,
+    build_beside,
+    copy_home,
+    doc_id,
+    judged,
+    write_recipe,
+)
 
 from pipeline_assets.buckets import build_buckets, plan_buckets
 from pipeline_assets.clusters import seal_clusters, slice_name
@@ -29,6 +38,7 @@ LAWS = [
 ]
 CRAWLS = ("crawl-0", "crawl-1")
 STEM = small_corpus.sentences(3_000, 200)
+NEAR = [STEM, STEM.rsplit(" ", 1)[0] + " one", STEM.rsplit(" ", 1)[0] + " two"]
 CHAIN = [  # neighbours are alike, the ends are not
     small_corpus.sentences(3_001, 12 * step) + " " + " ".join(STEM.split()[12 * step :]) for step in range(12)
 ]
@@ -41,11 +51,54 @@ TEMPLATES = [  # more than are compared in full: a template, and every second te
     for row in range(24)
 ]
 VERIFIED_DUMPS = {"dedup.scope": "dump", "dedup.verify_jaccard": 0.8}
+KEEP_COPIES = {"long": STEM + " " + "end " * 3, "scored": STEM + " x", "plain": STEM}
+EXCLUDING = [small_corpus.RECIPE["references"][0], {**small_corpus.RECIPE["references"][1], "action": "exclude"}]
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
+    """The small corpus, free to be added to."""
     return small_corpus.write_corpus(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small corpus as it is, and a home beside it that tests share: to build in, not to change."""
+    return small_corpus.write_corpus(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module")
+def near_crawls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with near copies in two crawls."""
+    corpus = small_corpus.write_corpus(tmp_path_factory.mktemp("near_crawls"))
+    plant(corpus, [{"text": text, "dump": dump} for text, dump in zip(NEAR, ("c1", "c1", "c2"), strict=True)])
+    return corpus
+
+
+@pytest.fixture(scope="module")
+def chained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a chain."""
+    corpus = small_corpus.write_corpus(tmp_path_factory.mktemp("chained"))
+    plant(corpus, [{"text": text} for text in CHAIN])
+    return corpus
+
+
+@pytest.fixture(scope="module")
+def crawled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a chain and a template, over two crawls."""
+    corpus = small_corpus.write_corpus(tmp_path_factory.mktemp("crawled"))
+    plant(corpus, [{"text": text, "dump": f"c{row % 3 // 2}"} for row, text in enumerate([*CHAIN, *TEMPLATES])])
+    return corpus
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with near copies of which two have a score."""
+    corpus = small_corpus.write_corpus(tmp_path_factory.mktemp("scored"))
+    scores = small_corpus.pa.array([1.0, 4.5, None], small_corpus.pa.float64())
+    table = small_corpus.pa.table({"text": [*KEEP_COPIES.values()], "score": scores})
+    pq.write_table(table, corpus / "beta" / "planted.parquet")
+    return corpus
 
 
 def plant(corpus: Path, rows: list[dict[str, str | None]]) -> None:
@@ -84,26 +137,23 @@ def jaccard(left: str, right: str) -> float:
     return len(shingles(left) & shingles(right)) / len(shingles(left) | shingles(right))
 
 
-def test_within_dumps_near_copies_of_other_crawls_stay_in_one_split(corpus: Path) -> None:
-    near = [STEM, STEM.rsplit(" ", 1)[0] + " one", STEM.rsplit(" ", 1)[0] + " two"]
-    plant(corpus, [{"text": near[0], "dump": "c1"}, {"text": near[1], "dump": "c1"}, {"text": near[2], "dump": "c2"}])
-    built = build(write_recipe(corpus, {"dedup.scope": "dump"}), corpus / "home", UPTO)
-    rows = [row for row in rows_of(built) if row["text"] in near]
+def test_within_dumps_near_copies_of_other_crawls_stay_in_one_split(near_crawls: Path) -> None:
+    built = build_beside(near_crawls, {"dedup.scope": "dump"}, UPTO)
+    rows = [row for row in rows_of(built) if row["text"] in NEAR]
     assert len({row["cluster_id"] for row in rows}) == 1
     assert Counter((row["dump"], row["kept"]) for row in rows) == {("c1", True): 1, ("c1", False): 1, ("c2", True): 1}
     kept = [row["text"] for row in rows_of(built) if row["kept"]]
     assert len(kept) == len(set(kept))
     assert_laws_hold(built)
-    same = build(write_recipe(corpus, name="global.yaml"), corpus / "other", UPTO)
-    assert Counter(row["kept"] for row in rows_of(same) if row["text"] in near) == {True: 1, False: 2}
+    same = build_beside(near_crawls, {}, "lsh_clusters")
+    assert Counter(row["kept"] for row in rows_of(same) if row["text"] in NEAR) == {True: 1, False: 2}
 
 
-def test_verified_edges_break_a_chain_and_keep_what_is_alike(corpus: Path) -> None:
-    plant(corpus, [{"text": text} for text in CHAIN])
+def test_verified_edges_break_a_chain_and_keep_what_is_alike(chained: Path) -> None:
     ends = jaccard(CHAIN[0], CHAIN[-1])
     assert ends < 0.2
-    loose = build(write_recipe(corpus), corpus / "home", UPTO)
-    strict = build(write_recipe(corpus, {"dedup.verify_jaccard": 0.85}, "strict.yaml"), corpus / "home", UPTO)
+    loose = build_beside(chained, {}, "lsh_clusters")
+    strict = build_beside(chained, {"dedup.verify_jaccard": 0.85}, UPTO)
     clusters = [{row["text"]: row["cluster_id"] for row in rows_of(built)} for built in (loose, strict)]
     assert len({clusters[0][text] for text in CHAIN}) < len({clusters[1][text] for text in CHAIN})
     texts = sorted(set(clusters[1]))
@@ -135,7 +185,7 @@ def test_removed_documents_that_a_chain_alone_connects_to_the_one_kept_are_count
     assert verdict.numbers["removed_unlike_kept"] == unlike
     assert verdict.numbers["lowest_similarity_to_kept"] == min(similar) < 0.2
     assert verdict.numbers["removed_doubtfully_like_kept"] == sum(one < 0.8 for one in similar) > unlike
-    assert f"of {len(similar)} removed, " in verdict.found
+    assert f"of {len(similar)} compared, " in verdict.found
     assert f" {unlike} less than 0.360, the lowest" in verdict.found
     strict = write_recipe(corpus, {"dedup.verify_jaccard": 0.95}, "strict.yaml")  # neighbours share 188 of 204 shingles
     verified = judged("removal_is_plausible", build(strict, corpus / "home", "lsh_clusters"))
@@ -156,10 +206,9 @@ def change_decision(built: Built, text: str, **values: object) -> None:
     raise AssertionError(text)
 
 
-def test_a_removal_across_crawls_breaks_the_law(corpus: Path) -> None:
-    near = [STEM, STEM.rsplit(" ", 1)[0] + " one"]
-    plant(corpus, [{"text": near[0], "dump": "c1"}, {"text": near[1], "dump": "c2"}])
-    built = build(write_recipe(corpus, {"dedup.scope": "dump"}), corpus / "home", "lsh_clusters")
+def test_a_removal_across_crawls_breaks_the_law(near_crawls: Path, tmp_path: Path) -> None:
+    shared = build_beside(near_crawls, {"dedup.scope": "dump"}, "lsh_clusters")
+    built, near = copy_home(shared, tmp_path / "home"), (NEAR[0], NEAR[2])
     assert judged("clusters_are_connected_components", built).num_violations == 0
     change_decision(built, near[1], kept=False, kept_doc_id=doc_id(near[0]), reason="near_duplicate")
     verdict = judged("clusters_are_connected_components", built)
@@ -167,9 +216,9 @@ def test_a_removal_across_crawls_breaks_the_law(corpus: Path) -> None:
     assert "to which nothing of its crawl connects it" in verdict.examples[0]["violation"]
 
 
-def test_verified_clusters_that_are_joined_or_torn_break_the_law(corpus: Path) -> None:
-    plant(corpus, [{"text": text} for text in CHAIN])
-    built = build(write_recipe(corpus, {"dedup.verify_jaccard": 0.85}), corpus / "home", "lsh_clusters")
+def test_verified_clusters_that_are_joined_or_torn_break_the_law(chained: Path, tmp_path: Path) -> None:
+    shared = build_beside(chained, {"dedup.verify_jaccard": 0.85}, "lsh_clusters")
+    built = copy_home(shared, tmp_path / "home")
     cluster_of = {row["text"]: row["cluster_id"] for row in rows_of(built)}
     change_decision(built, CHAIN[-1], cluster_id=cluster_of[small_corpus.NEAR_ORIGINAL])
     assert "joins texts that are not alike" in str(judged("clusters_are_connected_components", built).examples)
@@ -181,10 +230,8 @@ def test_verified_clusters_that_are_joined_or_torn_break_the_law(corpus: Path) -
     )
 
 
-def test_an_exclusion_without_a_hit_breaks_the_law(corpus: Path) -> None:
-    references = json.loads(json.dumps(small_corpus.RECIPE["references"]))
-    references[1]["action"] = "exclude"
-    built = build(write_recipe(corpus, {"references": references}), corpus / "home", "lsh_clusters")
+def test_an_exclusion_without_a_hit_breaks_the_law(plain: Path, tmp_path: Path) -> None:
+    built = copy_home(build_beside(plain, {"references": EXCLUDING}, "lsh_clusters"), tmp_path / "home")
     assert judged("every_removal_has_evidence", built).num_violations == 0
     path = built.folder("lsh_clusters") / HITS_NAME
     hits = pq.read_table(path)
@@ -197,35 +244,26 @@ def test_an_exclusion_without_a_hit_breaks_the_law(corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("rule", "kept"), [("longest", "long"), ("highest_score", "scored"), ("random", None), ("pool_priority", None)]
 )
-def test_the_keep_rule_chooses_among_near_copies(corpus: Path, rule: str, kept: str | None) -> None:
-    copies = {"long": STEM + " " + "end " * 3, "scored": STEM + " x", "plain": STEM}
-    rows = [{"text": text, "id": None, "dump": None, "url": None} for text in copies.values()]
-    table = small_corpus.pa.table(
-        {
-            "text": [row["text"] for row in rows],
-            "score": small_corpus.pa.array([1.0, 4.5, None], small_corpus.pa.float64()),
-        }
-    )
-    pq.write_table(table, corpus / "beta" / "planted.parquet")
-    built = build(write_recipe(corpus, {"dedup.keep": rule}), corpus / "home", "lsh_clusters")
-    chosen = [row["text"] for row in rows_of(built) if row["text"] in copies.values() and row["kept"]]
+def test_the_keep_rule_chooses_among_near_copies(scored: Path, rule: str, kept: str | None) -> None:
+    built = build_beside(scored, {"dedup.keep": rule}, "lsh_clusters")
+    chosen = [row["text"] for row in rows_of(built) if row["text"] in KEEP_COPIES.values() and row["kept"]]
     assert len(chosen) == 1
     if kept is not None:
-        assert chosen == [copies[kept]]
+        assert chosen == [KEEP_COPIES[kept]]
 
 
-def test_random_and_pool_priority_differ_across_pools_only(corpus: Path) -> None:
+def test_random_and_pool_priority_differ_across_pools_only(plain: Path) -> None:
     chosen = {}
     for rule in ("random", "pool_priority"):
-        built = build(write_recipe(corpus, {"dedup.keep": rule}, f"{rule}.yaml"), corpus / "home", "lsh_clusters")
+        built = build_beside(plain, {"dedup.keep": rule}, "lsh_clusters")
         chosen[rule] = {row["cluster_id"]: (row["pool"], row["text"]) for row in rows_of(built) if row["kept"]}
     assert chosen["random"].keys() == chosen["pool_priority"].keys()
     alpha_first = chosen["pool_priority"][min(doc_id(small_corpus.NEAR_ORIGINAL), doc_id(small_corpus.NEAR_COPY))]
     assert alpha_first == ("alpha", small_corpus.NEAR_ORIGINAL)
 
 
-def test_what_was_removed_is_counted_by_pool_and_crawl_and_shown(corpus: Path) -> None:
-    built = build(write_recipe(corpus), corpus / "home", "document_tokens")
+def test_what_was_removed_is_counted_by_pool_and_crawl_and_shown(plain: Path) -> None:
+    built = build_beside(plain, {}, "document_tokens")
     rows, counts = rows_of(built), built.refs["lsh_clusters"].counts
     removed = [row for row in rows if row["reason"].endswith("duplicate")]
     text_of = {row["doc_id"]: row["text"] for row in rows}
@@ -287,8 +325,8 @@ def kept_text(rows: list[dict], cluster: bytes) -> str:
     return text
 
 
-def test_references_are_counted_as_documents_and_as_clusters(corpus: Path) -> None:
-    built = build(write_recipe(corpus), corpus / "home", UPTO)
+def test_references_are_counted_as_documents_and_as_clusters(plain: Path) -> None:
+    built = build_beside(plain, {}, "lsh_clusters")
     rows, sets = rows_of(built), built.refs["lsh_clusters"].counts["references"]
     held_out = [row for row in rows if "held_out" in row["references"].split(",")]
     assert sets["held_out"]["texts"] == 3
@@ -298,7 +336,7 @@ def test_references_are_counted_as_documents_and_as_clusters(corpus: Path) -> No
     hits = [row for row in table(built, HITS_NAME) if row["reference_set"] == "held_out"]
     assert Counter(row["kind"] for row in hits)["exact"] == 1
     text_of = {row["doc_id"]: row["text"] for row in rows}
-    texts = {doc_id(text): text for text in (corpus / "held_out.txt").read_text().splitlines()}
+    texts = {doc_id(text): text for text in (plain / "held_out.txt").read_text().splitlines()}
     for row in hits:
         assert row["jaccard"] == pytest.approx(jaccard(texts[row["reference_doc_id"]], text_of[row["doc_id"]]))
 
@@ -313,7 +351,7 @@ def benchmark_recipe(corpus: Path, action: str = "train_only", **overlap: int) -
     (corpus / "exam.txt").write_text("\n".join([QUESTION, SHORT_QUESTION, TINY_QUESTION, PHRASE]), encoding="utf-8")
     exam = {"name": "exam", "kind": "file", "path": "exam.txt", "action": action, "overlap": overlap}
     references = [*small_corpus.RECIPE["references"], {**exam, "universe_documents": 1_000_000}]
-    return write_recipe(corpus, {"references": references}, "benchmark.yaml")
+    return write_recipe(corpus, {"references": references}, f"{action}.yaml")
 
 
 def plant_questions(corpus: Path) -> dict[str, str]:
@@ -375,8 +413,8 @@ def test_copies_of_a_page_hide_no_question(corpus: Path) -> None:
     assert_laws_hold(built)
 
 
-def test_excluded_items_take_their_documents_out(corpus: Path) -> None:
-    plant_questions(corpus)
+def test_excluded_items_take_their_documents_out(examined: tuple[Built, dict[str, str]]) -> None:
+    corpus = examined[0].recipe.parent
     built = build(benchmark_recipe(corpus, "exclude", max_documents=50), corpus / "home", UPTO)
     reasons = Counter(row["reason"] for row in rows_of(built) if "exam" in row["references"])
     assert reasons == {"reference": 15}
@@ -388,7 +426,7 @@ def test_excluded_items_take_their_documents_out(corpus: Path) -> None:
 def test_an_overlap_that_is_not_recorded_breaks_the_law(
     examined: tuple[Built, dict[str, str]], tmp_path: Path, lost: str
 ) -> None:
-    built, texts = small_corpus.copy_home(examined[0], tmp_path / "home"), examined[1]
+    built, texts = copy_home(examined[0], tmp_path / "home"), examined[1]
     path = built.folder("lsh_clusters") / HITS_NAME
     hits = pq.read_table(path)
     rows = hits.to_pylist()
@@ -406,7 +444,7 @@ def test_an_overlap_that_is_not_recorded_breaks_the_law(
 def test_a_benchmark_question_in_validation_breaks_the_law(
     examined: tuple[Built, dict[str, str]], tmp_path: Path
 ) -> None:
-    built, texts = small_corpus.copy_home(examined[0], tmp_path / "home"), examined[1]
+    built, texts = copy_home(examined[0], tmp_path / "home"), examined[1]
     for unit in units_in(built.stage, built.refs["split_documents"]):
         path = built.stage.store.folder(unit) / "documents.parquet"
         documents = pq.read_table(path)
@@ -419,16 +457,16 @@ def test_a_benchmark_question_in_validation_breaks_the_law(
     assert judged("no_reference_text_is_in_validation", built).num_violations == 1
 
 
-def test_deduplicating_what_is_kept_removes_nothing(corpus: Path) -> None:
-    first = build(write_recipe(corpus), corpus / "home", "lsh_clusters")
+def test_deduplicating_what_is_kept_removes_nothing(plain: Path, tmp_path: Path) -> None:
+    first = build_beside(plain, {}, "lsh_clusters")
     kept = [row for row in rows_of(first) if row["kept"]]
-    again = corpus / "again"
+    again = tmp_path / "again"
     for pool in ("alpha", "beta"):
         small_corpus.write_rows(again / pool / "kept.parquet", [
             {"text": row["text"], "id": row["id"], "dump": row["dump"], "url": row["url"]}
             for row in kept if row["pool"] == pool
         ])  # fmt: skip
-    (again / "held_out.txt").write_text((corpus / "held_out.txt").read_text())
+    (again / "held_out.txt").write_text((plain / "held_out.txt").read_text())
     second = build(write_recipe(again), again / "home", "lsh_clusters")
     assert {row["reason"] for row in rows_of(second)} == {"kept"}
     assert second.refs["lsh_clusters"].counts["documents"] == len(kept)
@@ -437,11 +475,10 @@ def test_deduplicating_what_is_kept_removes_nothing(corpus: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"dedup.verify_jaccard": 0.8}, {"dedup.scope": "dump"}, {**VERIFIED_DUMPS, "dedup.keep": "longest"}]
 )
-def test_buckets_and_stripes_change_no_decision_and_no_table(corpus: Path, options: dict) -> None:
+def test_buckets_and_stripes_change_no_decision_and_no_table(crawled: Path, options: dict) -> None:
     changes = {"dedup.num_buckets": 8, "reading.stripes": 5, "reading.stripes_read": 5}
-    plant(corpus, [{"text": text, "dump": f"c{row % 3 // 2}"} for row, text in enumerate([*CHAIN, *TEMPLATES])])
-    one = build(write_recipe(corpus, options), corpus / "home", "lsh_clusters")
-    other = build(write_recipe(corpus, {**options, **changes}, "other.yaml"), corpus / "other", "lsh_clusters")
+    one = build_beside(crawled, options, "lsh_clusters")
+    other = build(write_recipe(crawled, {**options, **changes}, "other.yaml"), crawled / "other", "lsh_clusters")
     columns = ("doc_id", "pool", "file", "row_group", "row", "cluster_id", "kept", "kept_doc_id", "reason", "barred")
     found = [sorted(tuple(row[name] for name in columns) for row in rows_of(built)) for built in (one, other)]
     assert found[0] == found[1]
@@ -450,9 +487,8 @@ def test_buckets_and_stripes_change_no_decision_and_no_table(corpus: Path, optio
         assert rows[0] == rows[1], name
 
 
-def test_verified_edges_within_crawls_keep_every_law(corpus: Path) -> None:
-    plant(corpus, [{"text": text, "dump": f"c{row % 3 // 2}"} for row, text in enumerate([*CHAIN, *TEMPLATES])])
-    built = build(write_recipe(corpus, VERIFIED_DUMPS), corpus / "home", UPTO)
+def test_verified_edges_within_crawls_keep_every_law(crawled: Path) -> None:
+    built = build_beside(crawled, VERIFIED_DUMPS, UPTO)
     assert built.refs["lsh_clusters"].counts["largest_cluster"] > 4
     assert_laws_hold(built)
 
@@ -515,10 +551,8 @@ def test_documents_that_were_not_compared_in_full_are_warned_of_each_time_they_a
     assert warnings == []
 
 
-def test_exact_copies_of_near_copies_of_what_is_excluded_go_too(corpus: Path) -> None:
-    references = json.loads(json.dumps(small_corpus.RECIPE["references"]))
-    references[1]["action"] = "exclude"
-    built = build(write_recipe(corpus, {"dedup.mode": "exact", "references": references}), corpus / "home", UPTO)
+def test_exact_copies_of_near_copies_of_what_is_excluded_go_too(plain: Path) -> None:
+    built = build_beside(plain, {"dedup.mode": "exact", "references": EXCLUDING}, UPTO)
     reasons = {row["text"]: row["reason"] for row in rows_of(built)}
     assert reasons[small_corpus.HELD_OUT] == reasons[small_corpus.HELD_OUT_NEAR_COPY] == "reference"
     assert_laws_hold(built)
@@ -532,9 +566,10 @@ def test_texts_without_words_are_one_document_when_edges_are_verified(corpus: Pa
     assert_laws_hold(built)
 
 
-def test_runs_that_few_documents_hold_are_no_boilerplate(corpus: Path) -> None:
-    plant_questions(corpus)
-    built = build(benchmark_recipe(corpus), corpus / "home", UPTO)
+def test_runs_that_few_documents_hold_are_no_boilerplate(
+    examined: tuple[Built, dict[str, str]], tmp_path: Path
+) -> None:
+    built = copy_home(examined[0], tmp_path / "home")
     path = built.folder("lsh_clusters") / BOILERPLATE_NAME
     rows = pq.read_table(path)
     false = {"reference_set": "exam", "ngram": SHORT_QUESTION.lower(), "num_documents": 11, "num_items": 1}

@@ -13,14 +13,15 @@ from small_corpus import Built, judged
 from pipeline_assets import source
 from pipeline_assets.stripes import units_in
 from resources.tokenizer import train_tokenizer
+from training_io.hashing import identity_of
 from training_io.manifest import MANIFEST_NAME, load_manifest
 
 BUDGETS = {"train": 3_000, "validation": 700}
+UNFILLED = {"splits.budgets": {"train": 10**6, "validation": 10**6}}
 NUM_FILES = 9
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def write_files(folder: Path) -> Path:
     """Two pools of small files; a text of the first file comes again in the second and in the last."""
     number = 0
     repeated = small_corpus.sentences(9_000)
@@ -30,14 +31,33 @@ def corpus(tmp_path: Path) -> Path:
         if file in (0, 1, NUM_FILES - 1):
             texts.insert(5, repeated)
         pool = "alpha" if file < 6 else "beta"
-        small_corpus.write_rows(tmp_path / pool / f"{file:03d}.parquet", [{"text": text} for text in texts], 5)
+        small_corpus.write_rows(folder / pool / f"{file:03d}.parquet", [{"text": text} for text in texts], 5)
     content = train_tokenizer([small_corpus.sentences(number) for number in range(50)], 400)
-    (tmp_path / "tokenizer.json").write_bytes(content)
-    return tmp_path
+    (folder / "tokenizer.json").write_bytes(content)
+    return folder
 
 
-def build(corpus: Path, until: str, home: str, changes: Mapping[str, Any] | None = None) -> Built:
-    recipe = small_corpus.write_recipe(
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Those files, free to be added to and damaged."""
+    return write_files(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, and homes beside them that tests share: to build in, not to change."""
+    return write_files(tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture(scope="module")
+def bounded(shared: Path) -> Built:
+    """Read until the budgets were full: to read, not to change."""
+    return build(shared, "budgets", "bounded")
+
+
+def recipe_of(corpus: Path, until: str, changes: Mapping[str, Any]) -> Path:
+    """A recipe file of its own for each of its values."""
+    return small_corpus.write_recipe(
         corpus,
         {
             "reading": {"stripes": 1, "stripes_read": 1, "unit_megabytes": 1, "until": until},
@@ -48,11 +68,14 @@ def build(corpus: Path, until: str, home: str, changes: Mapping[str, Any] | None
             "splits.min_tokens": 60,
             "splits.assignment": {"policy": "fraction", "seed": 5, "validation_fraction": 0.3},
             "splits.budgets": BUDGETS,
-            **(changes or {}),
+            **changes,
         },
-        f"{home}.yaml",
+        f"{until}-{identity_of(changes)[:16]}.yaml",
     )
-    return small_corpus.build(recipe, corpus / home, upto="packing_plan")
+
+
+def build(corpus: Path, until: str, home: str, changes: Mapping[str, Any] | None = None) -> Built:
+    return small_corpus.build(recipe_of(corpus, until, changes or {}), corpus / home, upto="packing_plan")
 
 
 def bytes_of(built: Built, asset: str, pattern: str) -> dict[str, bytes]:
@@ -74,10 +97,10 @@ def trained_on(built: Built) -> tuple[dict[str, bytes], dict[str, bytes]]:
         {"policy": "budget", "validation_tokens": 300},
     ],
 )
-def test_the_shards_are_those_of_reading_everything(corpus: Path, assignment: Mapping[str, Any]) -> None:
+def test_the_shards_are_those_of_reading_everything(shared: Path, assignment: Mapping[str, Any]) -> None:
     budgets = {**BUDGETS, **({"test": 500} if "test_fraction" in assignment else {})}
     changes = {"splits.assignment": assignment, "splits.budgets": budgets}
-    bounded, whole = build(corpus, "budgets", "bounded", changes), build(corpus, "end", "whole", changes)
+    bounded, whole = build(shared, "budgets", "bounded", changes), build(shared, "end", "whole", changes)
     assert trained_on(bounded) == trained_on(whole)
     rounds = bounded.refs["raw_row_groups"].counts["rounds"]
     assert rounds == len(units_in(bounded.stage, bounded.refs["raw_row_groups"])) < NUM_FILES
@@ -96,36 +119,33 @@ def test_files_are_read_in_the_order_of_their_names(corpus: Path) -> None:
     assert bounded.refs["raw_row_groups"].counts["rounds"] < NUM_FILES
 
 
-def test_a_split_of_no_share_has_no_budget_to_fill(corpus: Path) -> None:
+def test_a_split_of_no_share_has_no_budget_to_fill(shared: Path) -> None:
     changes = {
         "splits.assignment": {"policy": "fraction", "seed": 5, "validation_fraction": 0.0},
         "splits.budgets": {"train": 3_000, "validation": 700},
     }
-    bounded = build(corpus, "budgets", "bounded", changes)
+    bounded = build(shared, "budgets", "bounded", changes)
     assert bounded.refs["raw_row_groups"].counts["budgets_filled"] == {"train": True}
     assert bounded.refs["raw_row_groups"].counts["rounds"] < NUM_FILES
 
 
-def test_the_last_round_was_needed(corpus: Path) -> None:
-    bounded = build(corpus, "budgets", "bounded")
+def test_the_last_round_was_needed(bounded: Built) -> None:
     *_, last = units_in(bounded.stage, bounded.refs["split_documents"])
     used = {split: last.counts[f"{split}_tokens"] for split in BUDGETS}
     assert any(used.values()), "a round that adds nothing was read"
 
 
-def test_files_behind_the_last_round_are_not_opened(corpus: Path) -> None:
-    first = build(corpus, "budgets", "bounded")
-    rounds = first.refs["raw_row_groups"].counts["rounds"]
+def test_files_behind_the_last_round_are_not_opened(corpus: Path, bounded: Built) -> None:
     damaged = sorted(corpus.rglob("*.parquet"))[-1]
     content = damaged.read_bytes()
     damaged.write_bytes(content[:4] + bytes(len(content) // 2) + content[4 + len(content) // 2 :])
     again = build(corpus, "budgets", "again")
-    assert again.refs["raw_row_groups"].counts["rounds"] == rounds
-    assert trained_on(again) == trained_on(first)
+    assert again.refs["raw_row_groups"].counts["rounds"] == bounded.refs["raw_row_groups"].counts["rounds"]
+    assert trained_on(again) == trained_on(bounded)
 
 
-def test_the_checks_recount_the_rounds(corpus: Path) -> None:
-    built = build(corpus, "budgets", "bounded")
+def test_the_checks_recount_the_rounds(bounded: Built, tmp_path: Path) -> None:
+    built = small_corpus.copy_home(bounded, tmp_path / "home")
     names = ("every_source_row_is_used_or_counted", "every_kept_document_has_a_split_or_a_reason")
     assert [judged(name, built).num_violations for name in names] == [0, 0]
     for key, wrong in (("rounds", 1), ("budgets_filled", {"train": True, "validation": False})):
@@ -138,22 +158,22 @@ def test_the_checks_recount_the_rounds(corpus: Path) -> None:
         (folder / MANIFEST_NAME).write_text(json.dumps(manifest.to_json()), encoding="utf-8")
 
 
-def test_a_round_too_many_is_noticed(corpus: Path) -> None:
+def test_a_round_too_many_is_noticed(shared: Path) -> None:
     """The whole source, sealed as if its reading had stopped where the budgets were full."""
-    built = build(corpus, "budgets", "bounded", {"splits.budgets": {"train": 10**6, "validation": 10**6}})
+    built = build(shared, "budgets", "unfilled", UNFILLED)
     assert built.refs["raw_row_groups"].counts["budgets_filled"] == {"train": False, "validation": False}
     assert built.refs["raw_row_groups"].counts["rounds"] == NUM_FILES
-    name, enough = "every_kept_document_has_a_split_or_a_reason", build(corpus, "budgets", "enough")
-    stage = small_corpus.open_stage(enough.recipe, built.home, is_judging=True)
+    name = "every_kept_document_has_a_split_or_a_reason"
+    stage = small_corpus.open_stage(recipe_of(shared, "budgets", {}), built.home, is_judging=True)
     read = [built.refs[asset] for asset in small_corpus.assets_read_by(name)]
     examples = small_corpus.judge_of(name)(stage, *read).examples
     assert f"round {NUM_FILES} was read though the budgets were full before it" in str(examples)
 
 
-def test_a_source_that_ends_too_early_is_said(corpus: Path) -> None:
+def test_a_source_that_ends_too_early_is_said(shared: Path, tmp_path: Path) -> None:
     warnings: list[str] = []
-    recipe = build(corpus, "budgets", "bounded", {"splits.budgets": {"train": 10**6, "validation": 10**6}}).recipe
-    stage = replace(small_corpus.open_stage(recipe, corpus / "home"), warn=warnings.append)
+    recipe = recipe_of(shared, "budgets", UNFILLED)
+    stage = replace(small_corpus.open_stage(recipe, tmp_path / "home"), warn=warnings.append)
     parts = [ref for task in source.plan_rows(stage) for ref in source.build_rows(stage, task)]
     source.seal_rows(stage, parts)
     (warning,) = warnings

@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from pipeline_assets.conformance import validated
 from pipeline_assets.schemas import (
     BoilerplateNgrams,
     Clusters,
@@ -30,7 +31,6 @@ from pipeline_assets.schemas import (
     ShortestDocuments,
     SplitDocuments,
     arrow_schema,
-    validated,
 )
 from pipeline_assets.transforms import clusters
 from pipeline_assets.transforms.sampled import PERCENTS
@@ -319,7 +319,8 @@ def test_pandera_does_not_look_for_missing_engines_with_each_column():
 import sys
 
 import pyarrow as pa
-from pipeline_assets.schemas import FilteredRows, RawRows, arrow_schema, validated
+from pipeline_assets.conformance import validated
+from pipeline_assets.schemas import FilteredRows, RawRows, arrow_schema
 from tests.test_schemas import GOOD
 
 class Asked:

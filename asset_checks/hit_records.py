@@ -1,4 +1,4 @@
-"""What was told of reference texts: the sets, the corpus, and the hits of one on the other.
+"""What is recorded of reference texts: the sets, the corpus, and the hits of one on the other.
 
 In: sealed artifacts. Out: columns, texts and signatures. The promise: nothing here judges. Cost: what is asked for, of
 all rows, each column once; of signatures the values of one band.
@@ -27,8 +27,8 @@ Hit = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class ToldHits:
-    """The reference sets, the corpus, and what was told of both; documents by number, unit after unit."""
+class HitRecords:
+    """The reference sets, the corpus, and what is recorded of both; documents by number, unit after unit."""
 
     stage: Stage
     lsh_clusters: ArtifactRef

@@ -1,4 +1,4 @@
-"""What was told of removals: all decisions beside the rows that they are about, and the tables of `lsh_clusters`.
+"""What is recorded of removals: all decisions beside the rows that they are about, and the tables of `lsh_clusters`.
 
 In: sealed artifacts. Out: columns, rows and texts. The promise: nothing here judges. Cost: what is asked for, of all
 rows, each column once.
@@ -28,8 +28,8 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class ToldRemovals:
-    """All decisions beside the rows that they are about, and what was told of them; rows by number, unit after unit."""
+class RemovalRecords:
+    """All decisions beside the rows that they are about, and what is recorded of them; rows by number."""
 
     stage: Stage
     lsh_clusters: ArtifactRef
