@@ -14,7 +14,7 @@ from pipeline_assets.layouts import ROW_LENGTHS, compared_strategies, layouts_me
 from pipeline_assets.ops import asset_spec, materialized
 from pipeline_assets.parameters import own_parameters
 from pipeline_assets.recipe import Recipe
-from pipeline_assets.report import asset_metadata, rounded, shown_table
+from pipeline_assets.report import asset_metadata, in_per_cent, rounded, shown_table
 from pipeline_assets.stripes import Sealed, Stage
 from resources.artifact_store import ArtifactRef
 from training_io.balance import mean_overheads
@@ -63,7 +63,7 @@ def build_plan(stage: Stage, token_shards: ArtifactRef) -> Sealed:
     splits = ref.counts["splits"]
     metadata = asset_metadata(stage, ref) | {
         **shown_table("splits", [{"split": name, **counts} for name, counts in splits.items()]),
-        **shown_table("balance", [_as_percent(row) for row in ref.counts["balance"]]),
+        **shown_table("balance", list(map(in_per_cent, ref.counts["balance"]))),
         "train_utilisation": rounded(splits["train"]["utilisation"]),
         "train_waste": rounded(1 - splits["train"]["utilisation"]),
         "steps_a_pass": splits["train"]["steps"],
@@ -95,11 +95,6 @@ def mixture_stages(recipe: Recipe) -> tuple[MixtureStage, ...]:
     """The stages of the recipe's mixture; none without one."""
     stages = recipe.mixture.stages if recipe.mixture else ()
     return tuple(MixtureStage(name=stage.name, tokens=stage.tokens, shares=stage.shares) for stage in stages)
-
-
-def _as_percent(row: dict[str, Any]) -> dict[str, Any]:
-    """How much more than the mean the fullest rank has: tokens, squared lengths, and both dealt in turn."""
-    return {"ranks": row["ranks"]} | {f"{name} %": 100 * value for name, value in row.items() if name != "ranks"}
 
 
 def _counts(plan: Plan) -> dict[str, Any]:

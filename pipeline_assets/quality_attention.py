@@ -63,7 +63,7 @@ def _not_counted(assets: Mapping[str, FoundAsset], verdicts: Sequence[FoundVerdi
         if assets[asset].ref is None:
             yield f"{asset}: {assets[asset].state}; {number} not counted."
         elif len(checks) == sum(verdict.check.asset == asset for verdict in verdicts):
-            yield f"{asset}: all {number} not counted. {reason}"
+            yield f"{asset}: {'all ' if len(checks) > 1 else ''}{number} not counted. {reason}"
         else:
             yield f"{asset}: {number} not counted ({', '.join(checks)}). {reason}"
     checked = {verdict.check.asset for verdict in verdicts}

@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources as package_resources
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipeline_assets.transforms.lookup import excerpt, printable
+from pipeline_assets.transforms.lookup import beginning, printable
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -32,18 +32,30 @@ DIGITS, WHOLE_FROM = 5, 10_000  # of a float; from here on it is shown whole
 class Table:
     """Rows of plain values under headings.
 
-    `note`: what was left out; `meanings`: of the columns, by name; `is_turned`: rows are to be shown as columns;
-    `is_mixed`: they are, so that a column may hold numbers beside texts.
+    `total`, `num_columns`: how many there are, where only the first are here; `rest`: where all are to be found;
+    `meanings`: of the columns, by name; `is_turned`: rows are to be shown as columns; `is_mixed`: they are, so that a
+    column may hold numbers beside texts.
     """
 
     kind: ClassVar[str] = "table"
     caption: str
     columns: Sequence[Any]
     rows: Sequence[Sequence[Any]]
-    note: str = ""
+    total: int = 0
+    num_columns: int = 0
+    rest: str = ""
     meanings: Mapping[str, str] = field(default_factory=dict)
     is_turned: bool = False
     is_mixed: bool = False
+
+    @property
+    def note(self) -> str:
+        """How many of its rows and columns are here, where some are left out, and where the rest is."""
+        kinds = ("columns", "rows") if self.is_turned else ("rows", "columns")
+        counts = ((len(self.rows), self.total), (len(self.columns), self.num_columns))
+        left_out = [f"{here:,} of {of:,} {kind}" for kind, (here, of) in zip(kinds, counts, strict=True) if here < of]
+        place = f"; the rest is in {self.rest}" if self.rest else ""
+        return f"Shown: {' and '.join(left_out)}{place}." if left_out else ""
 
     @property
     def laid_out(self) -> "Table":
@@ -196,26 +208,22 @@ def table_of(
     """
     keys = list(dict.fromkeys(key for row in rows for key in row))
     columns = keys[:MAX_COLUMNS]
-    num_shown = min(len(rows), max_rows)
-    is_turned = len(columns) > MANY_COLUMNS and 0 < num_shown <= FEW_ROWS
-    kinds = ("columns", "rows") if is_turned else ("rows", "columns")
-    counts = ((num_shown, total or len(rows)), (len(columns), len(keys)))
-    left_out = [f"{shown:,} of {of:,} {kind}" for kind, (shown, of) in zip(kinds, counts, strict=True) if shown < of]
-    place = f"; the rest is in {rest}" if rest else ""
     return Table(
         caption=caption,
         columns=[in_words(column) for column in columns],
         rows=[[_cut(row.get(column), max_characters) for column in columns] for row in rows[:max_rows]],
-        note=f"Shown: {' and '.join(left_out)}{place}." if left_out else "",
+        total=total or len(rows),
+        num_columns=len(keys),
+        rest=rest,
         meanings={in_words(name): meaning for name, meaning in (meanings or {}).items() if name in columns},
-        is_turned=is_turned,
+        is_turned=len(columns) > MANY_COLUMNS and 0 < min(len(rows), max_rows) <= FEW_ROWS,
     )
 
 
 def _cut(value: Any, max_characters: int) -> Any:
     if isinstance(value, list | dict):
-        return excerpt(str(value), max_characters)
-    return type(value)(excerpt(value, max_characters)) if isinstance(value, str) else value
+        return beginning(str(value), max_characters)
+    return type(value)(beginning(value, max_characters)) if isinstance(value, str) else value
 
 
 def render(page: Page) -> str:
@@ -258,9 +266,7 @@ def _of_tables(shorten: Callable[[Table], Table]) -> Callable[[Block], Block]:
 
 
 def _few_rows(table: Table) -> Table:
-    if len(table.rows) <= FEW_ROWS:
-        return table
-    return replace(table, rows=table.rows[:FEW_ROWS], note="More rows are left out, to keep this page small.")
+    return replace(table, rows=table.rows[:FEW_ROWS], total=max(table.total, len(table.rows)))
 
 
 def _short_cells(table: Table) -> Table:
@@ -276,21 +282,24 @@ def _short_cell(value: Any) -> Any:
 def _no_picture(block: Block) -> Block:
     if not isinstance(block, Picture):
         return block
-    return Note(text=f"Left out, to keep this page small: {excerpt(block.alternative, SHORT_TEXT)}.")
+    return Note(text=f"Left out, to keep this page small: {beginning(block.alternative, SHORT_TEXT)}.")
 
 
 def _no_table(block: Block) -> Block:
     if isinstance(block, CheckEntry):
         return replace(block, examples=None)
-    return Note(text=f"Left out, to keep this page small: {block.caption}.") if isinstance(block, Table) else block
+    if not isinstance(block, Table):
+        return block
+    place = f"; it is in {block.rest}" if block.rest else ""
+    return Note(text=f"Left out, to keep this page small: {block.caption}{place}.")
 
 
 def _short_texts(block: Block) -> Block:
     if isinstance(block, Note):
-        return replace(block, text=excerpt(block.text, SHORT_TEXT))
+        return replace(block, text=beginning(block.text, SHORT_TEXT))
     if not isinstance(block, CheckEntry):
         return block
-    texts = {name: excerpt(getattr(block, name), SHORT_TEXT) for name in ("expected", "found", "description")}
+    texts = {name: beginning(getattr(block, name), SHORT_TEXT) for name in ("expected", "found", "description")}
     return replace(block, **texts, numbers={})
 
 

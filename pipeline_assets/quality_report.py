@@ -29,7 +29,7 @@ from resources.tables import write_json
 from training_io.hashing import identity_of
 
 REPORT = "quality_report"
-REPORT_VERSION = 5
+REPORT_VERSION = 6
 LAST = {"dagster/priority": "-1"}  # behind the checks that are ready when it is
 
 

@@ -20,6 +20,7 @@ from pipeline_assets.layouts import TABLES_NAME
 from pipeline_assets.ledger import LEDGER_NAME
 from pipeline_assets.measures import MEASURES, Measures
 from pipeline_assets.quality_page import MAX_ROWS, Block, Note, Picture, in_words, table_of
+from pipeline_assets.report import in_per_cent
 from pipeline_assets.scurve import BINS_NAME, curve_row
 from pipeline_assets.shown_columns import TABLES
 from pipeline_assets.stripes import Stage
@@ -203,15 +204,8 @@ def _rows_of(name: str, value: Any) -> list[Mapping[str, Any]] | None:
     if isinstance(value, dict) and value and all(isinstance(row, dict) for row in value.values()):
         return [{NAMED_BY.get(name, "name"): key, **row} for key, row in value.items()]
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-        return [_in_per_cent(row) for row in value] if name in SHARES else value
+        return list(map(in_per_cent, value)) if name in SHARES else value
     return None
-
-
-def _in_per_cent(row: Mapping[str, Any]) -> dict[str, Any]:
-    shares = {name: one for name, one in row.items() if isinstance(one, float)}
-    return {name: one for name, one in row.items() if name not in shares} | {
-        f"{name} %": 100 * one for name, one in shares.items()
-    }
 
 
 def _tables(path: Path, asset: str) -> Iterator[Block]:

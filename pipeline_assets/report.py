@@ -20,7 +20,7 @@ from pipeline_assets.schemas import Contract
 from pipeline_assets.shown_columns import TABLES, columns_of_sample, of_contract
 from pipeline_assets.stripes import Stage
 from resources.artifact_store import ArtifactRef
-from training_io.spread import spread_places
+from training_io.places import spread_places
 
 MAX_CELL_CHARACTERS = 160
 MAX_ROWS = 50
@@ -118,6 +118,16 @@ def spread_rows(table: pa.Table, most: int) -> list[dict[str, Any]]:
     [0, 16, 32, 49]
     """
     return table.take(pa.array(spread_places(table.num_rows, most), pa.int64())).to_pylist()
+
+
+def in_per_cent(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of which the shares, all its floats, are shown in per cent, behind what they are of.
+
+    >>> in_per_cent({"inputs": 0.25, "ranks": 2})
+    {'ranks': 2, 'inputs %': 25.0}
+    """
+    shares = {f"{name} %": 100 * one for name, one in row.items() if isinstance(one, float)}
+    return {name: one for name, one in row.items() if not isinstance(one, float)} | shares
 
 
 def rounded(value: Any) -> Any:

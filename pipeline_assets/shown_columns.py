@@ -28,7 +28,7 @@ from pipeline_assets.schemas import (
     ShortestDocuments,
     SplitDocuments,
 )
-from pipeline_assets.stored import PLACE
+from pipeline_assets.stored import PLACE_UNIT
 from pipeline_assets.transforms.tokenizer_comparison import LENGTH_SHARES
 from training_io.packing import STRATEGIES
 
@@ -38,7 +38,7 @@ EXAMPLE_COLUMNS = {"jaccard": "jaccard", "shared_bands": "bands", "removed_text"
 """Of the stored pairs, as a narrow table names them: the others are in the file that the page links."""
 
 UNITS: Mapping[type[Contract], Mapping[str, str]] = {
-    RawRows: {"row_group": PLACE, "row": PLACE, "language_score": SHARE, "score": "the source's"},
+    RawRows: {"row_group": PLACE_UNIT, "row": PLACE_UNIT, "language_score": SHARE, "score": "the source's"},
     Clusters: {"cluster_size": "documents"},
     SplitDocuments: {"num_tokens": "tokens"},
     SampledColumns: {
@@ -136,6 +136,13 @@ OF_A_SPLIT: Measures = {
     "repeated": Measure("tokens", "Inputs that repeat the segment before theirs, without a loss"),
     "steps": Measure("steps", "Steps that read what the plan schedules once"),
 }
+OF_CUTS: Measures = {
+    "tokens": Measure("tokens", "Tokens of the document, the end-of-document token included"),
+    "segments": Measure("segments", "Segments that it is cut into"),
+    "inside_a_character": Measure("", "Whether its first border is inside a character"),
+    "inside_a_word": Measure("", "Whether its first border is inside a word"),
+}
+"""Of the documents that are cut, which the report alone shows."""
 OF_LAYOUTS: Measures = {
     "row_length": ROW_LENGTH,
     "documents_packed": Measure("documents", "Documents that the strategies packed; of very many every n-th"),
@@ -171,7 +178,7 @@ TABLES: Mapping[str, Measures] = {
     "fetched_by_row_group": {
         "pool": POOL,
         "file": FILE,
-        "row group": Measure(PLACE, "Row group within the file"),
+        "row group": Measure(PLACE_UNIT, "Row group within the file"),
         "byte ranges": Measure("", "First byte of each range, and the one behind its last"),
         **COST,
     },
@@ -328,7 +335,7 @@ SAMPLES: Mapping[str, Measures] = {
     "token_shards": {"split": SPLIT},
     "packing_plan": {
         "split": SPLIT,
-        "pack": Measure(PLACE, "Number of the pack"),
+        "pack": Measure(PLACE_UNIT, "Number of the pack"),
         "segments": Measure("", "Numbers of its segments, the first of them"),
     },
     "handoff_package": {"split": SPLIT},

@@ -16,7 +16,7 @@ from pipeline_assets.floors import SHORTEST_NAME
 from pipeline_assets.quality_page import Block, CutText, Drawing, Note, Spelled, Table, table_of
 from pipeline_assets.quality_tables import legend_of
 from pipeline_assets.schemas import ExamplePairs, SplitDocuments
-from pipeline_assets.shown_columns import TABLES, of_contract
+from pipeline_assets.shown_columns import OF_CUTS, TABLES, of_contract
 from pipeline_assets.splits import TABLE_NAME
 from pipeline_assets.stripes import Stage, number_in_words, units_in
 from pipeline_assets.tokenizer import open_tokenizer
@@ -32,14 +32,6 @@ CONTEXT_TOKENS = 8 * CONTEXT_CHARACTERS  # behind it: no character takes more to
 MAX_CUT_DOCUMENTS = 256  # looked at
 MAX_DRAWN_SEGMENTS = 512
 TEXT_CHARACTERS = 300
-
-OF_CUTS = {
-    "tokens": "Tokens of the document, the end-of-document token included",
-    "segments": "Segments that it is cut into",
-    "inside_a_character": "Whether its first border is inside a character",
-    "inside_a_word": "Whether its first border is inside a word",
-}
-"""What the columns of documents that are cut mean."""
 
 I64 = npt.NDArray[np.int64]
 
@@ -144,7 +136,7 @@ def cut_examples(stage: Stage, packing_plan: ArtifactRef, tokenizer: ArtifactRef
         for document, cut in cuts[:NUM_SHOWN]
     ]
     caption = f"Documents of {split} that are cut, around their first border (␟ on red ends a segment)"
-    yield table_of(caption, rows, NUM_SHOWN, TEXT_CHARACTERS, meanings=OF_CUTS)
+    yield table_of(caption, rows, NUM_SHOWN, TEXT_CHARACTERS, meanings=legend_of(OF_CUTS))
     yield Note(
         text=f"{len(documents):,} documents of {split} are cut. Every pair across a border is still trained once."
     )

@@ -10,10 +10,11 @@ from small_corpus import Built
 from test_quality_report import KNOWN, record_path
 from test_quality_tables import drawn_page
 
-from pipeline_assets.findings import FoundAsset, FoundVerdict
+from pipeline_assets.findings import FoundAsset, FoundVerdict, KnownCheck
 from pipeline_assets.flow import STAGES
-from pipeline_assets.quality_attention import MAX_UNREAD, attention
-from pipeline_assets.quality_page import Note, Page, Table
+from pipeline_assets.quality_attention import MAX_UNREAD, MEANING_CHARACTERS, attention
+from pipeline_assets.quality_page import Note, Page, Section, Table
+from pipeline_assets.verdict_records import Outcome, VerdictRecord
 from training_io.manifest import MANIFEST_NAME
 
 NOTHING = "Nothing: every check passed."
@@ -23,6 +24,10 @@ def lines_of(page: Page) -> list[str]:
     """The lines of the section, in order; what is a table there stands for itself."""
     (section,) = [one for one in page.sections if one.anchor == "attention"]
     assert page.sections[0] is section
+    return lines_in(section)
+
+
+def lines_in(section: Section) -> list[str]:
     return [block.text if isinstance(block, Note) else block.caption for block in section.blocks]  # type: ignore[union-attr]
 
 
@@ -30,13 +35,12 @@ def with_warnings_of(built: Built, **changes: Any) -> Page:
     """The page under a recipe that asks for something else of the same artifacts."""
     recipe = built.stage.recipe
     stage = replace(built.stage, pipeline=replace(built.stage.pipeline, recipe=recipe.model_copy(update=changes)))
-    assets = {asset: FoundAsset(asset=asset, state="built", ref=built.refs[asset]) for asset in STAGES}
-    section = attention(stage, assets, [], [])
+    section = attention(stage, found_in(built), [], [])
     return Page(title="t", summary=[], sections=[section])
 
 
 def test_a_home_in_which_all_passed_has_nothing_to_attend_to_but_warnings(clean: Built) -> None:
-    assert not [line for line in lines_of(drawn_page(clean)) if line.endswith("not counted.")]
+    assert not [line for line in lines_of(drawn_page(clean)) if "not counted" in line]
     assert lines_of(with_warnings_of(clean, tokenizer=given(clean))) == [NOTHING]
 
 
@@ -87,13 +91,39 @@ def test_what_cannot_be_read_needs_attention(copy: Built) -> None:
     assert lines_of(drawn_page(copy)) == ["packing_stats: no longer whole: materialize it again."]
 
 
-def test_what_fails_is_in_the_table_and_a_list_is_bounded(clean: Built) -> None:
-    assets: Mapping[str, FoundAsset] = {
-        asset: FoundAsset(asset=asset, state="built", ref=clean.refs[asset]) for asset in STAGES
-    }
-    failed = [FoundVerdict(check=check, record=None, reason="because") for check in KNOWN[:3]]
-    section = attention(clean.stage, assets, failed, [f"thing {number}" for number in range(4_000)])
-    assert not [block for block in section.blocks if isinstance(block, Table)]
+def verdict(check: KnownCheck, outcome: Outcome) -> FoundVerdict:
+    record = VerdictRecord(
+        basis="b", judged={}, outcome=outcome, expected="no violation", found=f"{outcome} here", num_violations=1
+    )
+    return FoundVerdict(check=check, record=record)
+
+
+def test_what_did_not_pass_is_in_the_table_and_nothing_else_is(clean: Built) -> None:
+    outcomes: list[Outcome] = ["passed", "warned", "crashed", "failed"]
+    verdicts = [verdict(check, outcome) for check, outcome in zip(KNOWN[:4], outcomes, strict=True)]
+    uncounted = FoundVerdict(check=KNOWN[-1], record=None, reason="because")
+    section = attention(clean.stage, found_in(clean), [*verdicts, uncounted], [])
+    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    assert list(table.columns) == ["outcome", "check", "asset", "found", "meaning and what to do"]
+    expected = [("failed", KNOWN[2]), ("failed", KNOWN[3]), ("warned", KNOWN[1])]
+    said = ["crashed here", "failed here", "warned here"]
+    assert [list(row) for row in table.rows] == [
+        [outcome, check.name, check.asset, found, cut(check.description, MEANING_CHARACTERS)]
+        for (outcome, check), found in zip(expected, said, strict=True)
+    ]
+    assert f"{KNOWN[-1].asset}: 1 check not counted. because" in lines_in(section)
+
+
+def cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def found_in(built: Built) -> Mapping[str, FoundAsset]:
+    return {asset: FoundAsset(asset=asset, state="built", ref=built.refs[asset]) for asset in STAGES}
+
+
+def test_a_list_of_what_cannot_be_read_is_bounded(clean: Built) -> None:
+    section = attention(clean.stage, found_in(clean), [], [f"thing {number}" for number in range(4_000)])
     lines = [block.text for block in section.blocks if isinstance(block, Note)]
     assert sum(line.startswith("thing ") for line in lines) == MAX_UNREAD
     assert lines[-1] == f"{MAX_UNREAD} of 4,000 things that could not be read are shown; the rest is below."

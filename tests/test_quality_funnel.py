@@ -2,6 +2,8 @@
 
 import html
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ from test_quality_report import report_of
 from test_row_filters import EDU
 from test_sampled import recipe_with, rows_by_file, write_scored
 
+from pipeline_assets.findings import FoundAsset
 from pipeline_assets.flow import STAGES
-from pipeline_assets.quality_funnel import REMOVED, UNUSED
+from pipeline_assets.quality_funnel import NOT_USED, REMOVED, UNUSED, funnel
+from pipeline_assets.quality_page import Note, Page, Section, render
 from pipeline_assets.transforms import clusters, split
 from training_io.document_index import read_index
 from training_io.manifest import MANIFEST_NAME
@@ -209,3 +213,62 @@ def test_an_asset_that_is_not_shown_is_none_that_others_do_not_follow_from(copy:
 def test_every_reason_that_documents_have_is_said_in_words() -> None:
     assert tuple(REMOVED) == clusters.REASONS[1:]
     assert tuple(UNUSED) == split.REASONS[1:]
+
+
+READ = {
+    "raw_row_groups": {"rows_read", "rows_used", "text_bytes", *NOT_USED},
+    "lsh_clusters": {"kept", *REMOVED},
+    "document_tokens": {"documents", "text_bytes", "tokens"},
+    "split_documents": {
+        *("documents", "text_bytes", "tokens", "unused_documents", "unused_tokens"),
+        *(f"unused_{name}{kind}" for name in UNUSED for kind in ("", "_bytes")),
+    },
+    "token_shards": {"documents", "tokens", "splits", *(f"train {name}" for name in ("documents", "tokens", "shards"))},
+    "packing_plan": {
+        "splits",
+        *("train documents", "train diverted", "train segments", "train packs"),
+        *("train targets", "train steps", "train utilisation"),
+    },
+}
+"""The counts that the two tables show."""
+
+
+def with_odd_counts(counts: Mapping[str, Any], odd: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A manifest's counts with one of them odd, or one of a split's, each in turn."""
+    yield from ((name, {**counts, name: odd}) for name in (*counts, *NOT_USED))
+    if "splits" in counts:
+        train = counts["splits"]["train"]
+        for name in train:
+            yield f"train {name}", {**counts, "splits": {**counts["splits"], "train": {**train, name: odd}}}
+
+
+@pytest.mark.parametrize("odd", [{}, [], "x", None, True, -1, 10**400])
+def test_a_count_that_can_be_none_is_told_once_and_the_rest_is_shown(odd: Any, clean: Built) -> None:
+    assets = {name: FoundAsset(asset=name, state="built", ref=clean.refs[name]) for name in list(STAGES)[:-1]}
+    for asset, names in READ.items():
+        ref = clean.refs[asset]
+        told = set()
+        for name, counts in with_odd_counts(ref.counts, odd):
+            found = replace(assets[asset], ref=replace(ref, counts=counts))
+            blocks = list(funnel(assets | {asset: found}))
+            notes = [block for block in blocks if isinstance(block, Note)]
+            page = render(Page(title="t", summary=[], sections=[Section(heading="h", anchor="h", blocks=blocks)]))
+            steps = by_step(page)
+            assert len(steps) == 7
+            if notes:
+                told.add(name)
+                assert [note.is_unread for note in notes] == [True], (asset, name)
+                assert {row["asset"] for row in steps.values() if row["left out here"] == "not known"} <= {asset}
+        assert told == names - ({"splits"} if odd == {} else set()), asset  # no splits at all are splits, too
+
+
+def test_a_split_without_packs_that_can_be_read_shows_its_tokens(clean: Built) -> None:
+    assets = {name: FoundAsset(asset=name, state="built", ref=clean.refs[name]) for name in list(STAGES)[:-1]}
+    plan = replace(assets["packing_plan"], ref=replace(clean.refs["packing_plan"], counts={}))
+    blocks = list(funnel(assets | {"packing_plan": plan}))
+    (_, *names), *rows = shown(
+        render(Page(title="t", summary=[], sections=[Section(heading="h", anchor="h", blocks=blocks)])), SPLITS
+    )
+    assert names == ["documents", "tokens", "of all tokens (%)", "shards (files)"]
+    splits = clean.refs["token_shards"].counts["splits"]
+    assert {row[0]: row[2] for row in rows} == {name: f"{one['tokens']:,}" for name, one in splits.items()}

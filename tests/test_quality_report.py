@@ -82,13 +82,14 @@ MARK = "QQQ"
 
 def table(text: str) -> Table:
     cells = [text, Spelled(printable(text)), CutText(parts=[text, text]), 1]
-    return Table(caption=text, columns=[text, "b", "c", "d"], rows=[cells], note=text, meanings={text: text})
+    meanings = {text: text}
+    return Table(caption=text, columns=[text, "b", "c", "d"], rows=[cells], total=2, rest=text, meanings=meanings)
 
 
 def turned_table(text: str) -> Table:
     firsts = [text, Spelled(printable(text)), CutText(parts=[text, text])]
     rows = [[first, text] for first in firsts]
-    return Table(caption=text, columns=[text, "b"], rows=rows, note=text, is_turned=True)
+    return Table(caption=text, columns=[text, "b"], rows=rows, total=4, rest=text, is_turned=True)
 
 
 def page_with(text: str) -> Page:
@@ -250,7 +251,7 @@ def test_a_turned_table_is_whole_where_others_are_shortened() -> None:
     long = table_of("many rows", [{"name": number, **MEASURES} for number in range(50)])
     page = Page(title="t", summary=[], sections=[section_of(turned), section_of(long)])
     html = render_within(page, max_bytes=len(render(page).encode()))
-    assert html.count("More rows are left out") == 1
+    assert naive_html.parse(html).texts.count("Shown: 5 of 50 rows.") == 1
     told = "Left out, to keep this page small: rows of tables beyond 5."
     sections = [section_of(turned), section_of(shortened(long))]
     assert html == render(replace(page, summary=[told], sections=sections))
@@ -268,7 +269,21 @@ def test_a_meaning_that_columns_share_is_told_once() -> None:
 
 
 def shortened(table: Table) -> Table:
-    return replace(table, rows=table.rows[:5], note="More rows are left out, to keep this page small.")
+    return replace(table, rows=table.rows[:5])
+
+
+def test_a_shortened_table_says_of_how_many_rows_it_shows_some_and_where_the_rest_is() -> None:
+    rows = [{str(column): row for column in range(42)} for row in range(50)]
+    long = table_of("long", rows, total=4_000, rest="rows.parquet of an asset")
+    short = table_of("short", [{"name": number} for number in range(5)], rest="others.parquet")
+    page = Page(title="t", summary=[], sections=[section_of(long), section_of(short)])
+    whole = render(page)
+    assert "Shown: 50 of 4,000 rows and 40 of 42 columns; the rest is in rows.parquet of an asset." in whole
+    texts = naive_html.parse(render_within(page, max_bytes=len(whole.encode()))).texts
+    notes = [text for text in texts if text.startswith("Shown: ")]
+    assert notes == ["Shown: 5 of 4,000 rows and 40 of 42 columns; the rest is in rows.parquet of an asset."]
+    without = naive_html.parse(render_within(page, max_bytes=0)).texts
+    assert "Left out, to keep this page small: long; it is in rows.parquet of an asset." in without
 
 
 def test_numbers_among_texts_of_a_turned_table_are_aligned_as_numbers() -> None:
@@ -359,7 +374,7 @@ def test_the_largest_page_fits_and_says_what_is_left_out(num_pictures: int, num_
         assert not left_out
         assert html == render(Page(title="full", summary=[], sections=sections))
     else:
-        assert html.count("More rows are left out") == num_tables
+        assert parsed.texts.count("Shown: 5 of 50 rows.") == num_tables
         told = {20: "rows of tables beyond 5, pictures.", 60: "pictures, ends of long cells, meanings of columns."}
         (line,) = [text for text in parsed.texts if text.startswith("Left out, to keep this page small: rows")]
         assert line.endswith(told[num_pictures])

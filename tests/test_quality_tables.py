@@ -24,6 +24,7 @@ from pipeline_assets.measures import MEASURES, Measure
 from pipeline_assets.quality_page import MAX_PAGE_BYTES, Page, Section, Table, render
 from pipeline_assets.quality_sections import page_of
 from pipeline_assets.quality_tables import FACTS, OF_FILES, explanation_of, legend_of
+from pipeline_assets.shown_columns import OF_CUTS
 from resources.artifact_store import ArtifactRef
 from resources.tables import write_json
 from training_io.errors import FormatError
@@ -123,13 +124,39 @@ def test_counts_of_another_version_are_told(asset: str, copy: Built) -> None:
     """A manifest that agrees with its own hashes, with other counts than are read."""
     folder = copy.folder(asset)
     manifest = copy.stage.open(copy.refs[asset])[1]
-    for counts in ({}, {"documents": "x", "splits": []}):
+    for counts in ({}, {"documents": "x", "splits": []}, {"documents": {}, "tokens": 1}):
         (folder / MANIFEST_NAME).write_text(json.dumps(replace(manifest, counts=counts).to_json()))
         page = drawn_page(copy)
         needed = {"raw_row_groups", "lsh_clusters", "tokenizer", "document_tokens", "split_documents"}
         is_needed = asset in needed | {"token_shards", "packing_plan"}
         assert bool(page.unread) == is_needed, page.unread
         assert all(f"{MANIFEST_NAME} of {asset}, counts" in text for text in page.unread)
+
+
+@pytest.mark.parametrize(
+    ("asset", "changes"),
+    [
+        ("document_tokens", {"text_bytes": {}}),
+        ("document_tokens", {"tokens": {}}),
+        ("raw_row_groups", {"rows_filtered": {}}),
+        ("token_shards", {"splits": {"train": {"documents": 1, "tokens": 10**400, "shards": 1}}}),
+        ("packing_plan", {"splits": {"x" * 5_000: {"documents": 1}}}),
+    ],
+)
+def test_one_count_of_another_kind_is_told_once_and_the_page_drawn(
+    asset: str, changes: dict[str, Any], copy: Built
+) -> None:
+    manifest = copy.stage.open(copy.refs[asset])[1]
+    counts = {**manifest.counts, **changes}
+    (copy.folder(asset) / MANIFEST_NAME).write_text(json.dumps(replace(manifest, counts=counts).to_json()))
+    page = drawn_page(copy)
+    (said,) = page.unread
+    assert said.startswith(f"Not shown: {MANIFEST_NAME} of {asset}, counts, {next(iter(changes))}")
+    assert ": expected " in said
+    assert "Error(" not in said
+    assert said.endswith("materialize its asset again.")
+    assert len(said) < 500
+    assert len(render(page)) > 100_000
 
 
 def test_a_record_of_another_shape_is_none(copy: Built) -> None:
@@ -254,6 +281,13 @@ def test_every_column_of_numbers_of_an_assets_table_is_explained(clean: Built) -
     html = render(Page(title="t", summary=[], sections=[Section(heading="h", anchor="h", blocks=[block])]))
     texts = naive_html.parse(html.partition('<dl class="meanings">')[2]).texts
     assert texts[texts.index(name) + 1] == block.meanings[name]
+
+
+def test_documents_that_are_cut_are_explained_as_other_columns_are(clean: Built) -> None:
+    (section,) = [one for one in drawn_page(clean).sections if one.anchor == "cuts"]
+    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    assert table.meanings == {name.replace("_", " "): one.meaning for name, one in OF_CUTS.items()}
+    assert {name for name in table.columns if name not in table.meanings} == {"document", "pool", "text"}
 
 
 def test_units_are_said_once() -> None:

@@ -46,5 +46,20 @@ def test_every_path_that_is_named_exists():
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def test_files_to_change_are_beside_the_one_that_is_named_with_its_folder():
+    """A name without a folder is in the folder of the path before it."""
+    named = set()
+    for row in README.partition("## To change something")[2].splitlines():
+        folder = ""
+        for path in re.findall(r"`([\w/]+\.py)`", row):
+            folder = path.rpartition("/")[0] or folder
+            file = ROOT / folder / path.rpartition("/")[2]
+            assert file.exists(), row
+            named.add(file.name)
+    assert {"queries.py", "removals.py", "lookup.py", "shown_columns.py"} <= named
+    reports = {path.name for path in (ROOT / "pipeline_assets").glob("quality_*.py")}
+    assert reports - named == {"quality_page.py", "quality_report.py"}  # how it looks, and the asset
+
+
 def test_it_stays_short():
     assert len(README.splitlines()) < 200

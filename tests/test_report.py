@@ -29,6 +29,7 @@ from pipeline_assets.pictures import (
     histogram_picture,
     scatter_picture,
 )
+from pipeline_assets.quality_tables import counts_blocks
 from pipeline_assets.references import PipelineResource, ReferenceIOManager
 from pipeline_assets.report import MAX_ROWS, picture_metadata, rounded, rows_metadata, shown_table
 from pipeline_assets.stripes import Sealed, units_in
@@ -182,6 +183,20 @@ def test_waste_and_displacement_are_drawn_as_the_table_has_them(clean):
     )
     assert len(rows) > 3
     assert stored(clean, "packing_stats", "waste_and_displacement") == expected
+
+
+def test_shares_of_a_balance_are_in_per_cent_on_the_page_and_in_the_report(clean, pages):
+    rows = clean.refs["packing_plan"].counts["balance"]
+    names = ["ranks", *(f"{name} %" for name in ("inputs", "squares", "inputs_in_turn", "squares_in_turn"))]
+    expected = [[row["ranks"], *(100 * row[name.removesuffix(" %")] for name in names[1:])] for row in rows]
+    assert any(share > 0 for row in expected for share in row[1:])
+    on_page = [record.data for record in pages["packing_plan"]["balance"].records]
+    assert [set(row) for row in on_page] == [set(names)] * len(rows)
+    assert [[row[name] for name in names] for row in on_page] == [list(map(rounded, row)) for row in expected]
+    blocks = counts_blocks("packing_plan", clean.refs["packing_plan"].counts)
+    (table,) = [block for block in blocks if getattr(block, "caption", "") == "packing_plan: balance"]
+    assert list(table.columns) == [name.replace("_", " ") for name in names]
+    assert [list(row) for row in table.rows] == expected
 
 
 def test_quotas_are_drawn_as_the_ledger_has_them(clean):
