@@ -809,12 +809,12 @@ def data_folder() -> Path:
     return Path(folder)
 
 
-@pytest.mark.parametrize("name", ["gpt2.tokenizer.json", "qwen3.tokenizer.json.gz"])
-def test_real_tokenizers_on_every_document_of_the_sample(name):
+@pytest.mark.parametrize(("name", "every"), [("gpt2.tokenizer.json", 1), ("qwen3.tokenizer.json.gz", 3)])
+def test_real_tokenizers_on_documents_of_the_sample(name, every):
     tokenizer = load_tokenizer(data_folder() / "tokenizers" / name)
     given_tokenizer = Given(tokenizer.library, tokenizer.eos_id, tokenizer.token_dtype)
     files = sorted(path for part in ("sample", "fineweb_rows") for path in (data_folder() / part).rglob("*.parquet"))
     assert files
     for file in files:
-        assert_same(given_tokenizer, pq.read_table(file, columns=["text"])["text"].to_pylist())
+        assert_same(given_tokenizer, pq.read_table(file, columns=["text"])["text"].to_pylist()[::every])
     assert_same(given_tokenizer, FRAGMENTS)
