@@ -19,7 +19,7 @@ from lsh_in_buckets import peak_bytes
 
 from pipeline_assets.flow import STAGES, ancestors
 from resources.execution import open_instance, prepare_instance
-from training_io.homes import HOME_VARIABLE
+from training_io.home import HOME_VARIABLE
 
 LAST_ASSET = "token_shards"
 NAMES = tuple(name for name in STAGES if name in ancestors(LAST_ASSET))

@@ -26,14 +26,15 @@ import dagster as dg
 from dagster import DagsterEventType
 
 from pipeline_assets.flow import STAGES
-from pipeline_assets.questions import add_find, add_removals, find, list_removals, printable_lines
+from pipeline_assets.queries import add_find, add_removals, find, list_removals
 from pipeline_assets.recipe_file import load_recipe
 from pipeline_assets.references import PipelineResource
-from resources.artifact_store import home_folder
+from pipeline_assets.transforms.lookup import printable_lines
 from resources.execution import PROCESS_TAG, close_dead_runs, open_instance, prepare_instance, process_lock, profile
 from training_io.__main__ import add_export_options, run_export
 from training_io.command_line import complain, exit_status_of, say
 from training_io.errors import CorpusmillError, RecipeError
+from training_io.home import home_folder
 
 Result = dg.ExecuteInProcessResult | dg.JobExecutionResult
 INTERRUPTED = "interrupted; run again to go on from what is done"
@@ -95,9 +96,9 @@ def _command(arguments: Sequence[str] | None) -> int:
             return 0
         return _run(home, instance_folder, parsed.without_training, parsed.json)
     except CorpusmillError as error:
-        complain(f"{type(error).__name__}: {error}")
+        complain(printable_lines(f"{type(error).__name__}: {error}"))
     except OSError as error:
-        complain(f"{type(error).__name__}: {error}. Check CORPUSMILL_HOME, its disk and permissions.")
+        complain(printable_lines(f"{type(error).__name__}: {error}. Check CORPUSMILL_HOME, its disk and permissions."))
     return 1
 
 

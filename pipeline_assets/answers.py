@@ -1,13 +1,18 @@
 """What a look-up answers: matches with their evidence, as JSON for programs and as lines for people.
 
-Promise: no text of the corpus reaches a terminal raw; what could move a cursor or hide words is spelled out.
+In: what was found, and what was decided of it. Promise: no text of the corpus reaches a terminal raw; what could move a
+cursor or hide words is spelled out.
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from pipeline_assets.transforms.lookup import excerpt, printable
+import pyarrow as pa
+
+from pipeline_assets.recipe import Recipe
+from pipeline_assets.transforms.lookup import beginning, printable
 
 LIKELY = 0.8  # the Jaccard similarity at which an answer states its chance of finding
 
@@ -57,6 +62,20 @@ class Answer:
         return json.dumps(values, indent=1)
 
 
+def decided(decisions: pa.Table, recipe: Recipe) -> dict[str, Any]:
+    """Each row's decision, as columns of matches: what reference sets exclude has no document in its place."""
+    excluding = {reference.name for reference in recipe.references if reference.action == "exclude"}
+    matching = [names.split(",") for names in decisions.column("references").to_pylist()]
+    excluded_by = [[name for name in names if name in excluding] for names in matching]
+    kept_doc_ids = [doc_id.hex() for doc_id in decisions.column("kept_doc_id").to_pylist()]
+    return {
+        "kept": decisions.column("kept"),
+        "reason": decisions.column("reason"),
+        "kept_doc_id": [None if sets else doc_id for sets, doc_id in zip(excluded_by, kept_doc_ids, strict=True)],
+        "excluded_by": excluded_by,
+    }
+
+
 def answer_lines(answer: Answer, limit: int) -> Iterator[str]:
     """An answer for a person, safe for a terminal whatever the corpus holds."""
     if not answer.matches:
@@ -80,7 +99,7 @@ def _match_lines(match: Match) -> Iterator[str]:
     evidence = f"estimated {match.estimated_jaccard:.3f}, {match.shared_bands:,} bands shared"
     yield f"{likeness} ({evidence})  {match.doc_id}"
     yield f"  {_decision(match)}"
-    from_the_web = [excerpt(part) for part in (match.url, match.dump) if part]
+    from_the_web = [beginning(part) for part in (match.url, match.dump) if part]
     where = [match.pool, *from_the_web, f"{match.file} row group {match.row_group:,} row {match.row:,}"]
     yield "  " + "  ".join(printable(part) for part in where)
     yield f"  {printable(match.excerpt)}"

@@ -24,6 +24,7 @@ from pipeline_assets.buckets import (
     build_buckets,
     plan_buckets,
 )
+from pipeline_assets.conformance import validated
 from pipeline_assets.corpus import Corpus
 from pipeline_assets.duplicates import (
     BY_PAIR_NAME,
@@ -52,7 +53,7 @@ from pipeline_assets.report import (
     shown_table,
     table_metadata,
 )
-from pipeline_assets.schemas import Clusters, ReferenceHits, arrow_schema, validated
+from pipeline_assets.schemas import Clusters, ReferenceHits, arrow_schema
 from pipeline_assets.sections.references import ReferenceFile, TokenizerSample
 from pipeline_assets.signatures import split_units
 from pipeline_assets.source import document_coordinates, pool_names

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline_assets.conformance import validated
 from pipeline_assets.corpus import Corpus
 from pipeline_assets.pictures import MAX_CELLS, heatmap_picture, histogram_picture
 from pipeline_assets.report import spread_rows
@@ -25,7 +26,6 @@ from pipeline_assets.schemas import (
     LargestClusters,
     RemovedByPair,
     arrow_schema,
-    validated,
 )
 from pipeline_assets.shown_columns import EXAMPLE_COLUMNS
 from pipeline_assets.transforms.clusters import EXACT_DUPLICATE, NEAR_DUPLICATE, Decisions
@@ -38,7 +38,7 @@ from pipeline_assets.transforms.duplicates import (
     members_by_cluster,
     pair_table,
 )
-from pipeline_assets.transforms.lookup import excerpt
+from pipeline_assets.transforms.lookup import beginning
 from pipeline_assets.transforms.lsh import steepest_similarity
 from pipeline_assets.transforms.rows import doc_id_array
 from resources.tables import write_table
@@ -137,7 +137,7 @@ def shown_examples(examples: pa.Table, most: int) -> list[dict[str, Any]]:
     """Some of the example pairs, from the most alike to the least, narrow enough to be read side by side."""
     narrow = examples.select([*EXAMPLE_COLUMNS]).rename_columns([*EXAMPLE_COLUMNS.values()])
     rows = spread_rows(narrow, most)
-    return [{**row, **{side: excerpt(row[side], SHOWN_CHARACTERS) for side in ("removed", "kept")}} for row in rows]
+    return [{**row, **{side: beginning(row[side], SHOWN_CHARACTERS) for side in ("removed", "kept")}} for row in rows]
 
 
 def _evidence(

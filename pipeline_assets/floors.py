@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline_assets.conformance import validated
 from pipeline_assets.report import shown_table
-from pipeline_assets.schemas import ROWS_NAME, FloorEffects, ShortestDocuments, arrow_schema, validated
+from pipeline_assets.schemas import ROWS_NAME, FloorEffects, ShortestDocuments, arrow_schema
 from pipeline_assets.stripes import Stage
 from pipeline_assets.transforms.arrays import located
 from pipeline_assets.transforms.floors import measure_floors, shortest_documents
-from pipeline_assets.transforms.lookup import excerpt, printable
+from pipeline_assets.transforms.lookup import beginning, printable
 from pipeline_assets.transforms.split import REASONS, SPLITS, UNUSED
 from resources.artifact_store import ArtifactRef
 from resources.tables import read_rows, write_table
@@ -67,7 +68,7 @@ def write_floors(
 
 def _described(stage: Stage, raw: ArtifactRef, row: int) -> Mapping[str, Any]:
     (document,) = read_rows(stage.folder(raw) / ROWS_NAME, np.array([row]), COLUMNS).to_pylist()
-    return {**document, "text": printable(excerpt(document["text"]))}
+    return {**document, "text": printable(beginning(document["text"]))}
 
 
 def floors_metadata(stage: Stage, plan: ArtifactRef) -> dict[str, Any]:

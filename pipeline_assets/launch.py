@@ -81,9 +81,8 @@ def train_config(choices: TrainChoices) -> dg.RunConfig:
         *wrong_overrides(choices.steps, choices.learning_rate, path=""),
         *wrong_settings(choices.device, choices.dtype, choices.prefetch_depth, path=""),
     ]
-    if wrong := wrong or absent_device(
-        choices.device, path=""
-    ):  # Dagster shows its own errors as they are, and wraps all others in words of its own
+    wrong = wrong or absent_device(choices.device, path="")
+    if wrong:  # Dagster shows its own errors as they are, and wraps all others in words of its own
         raise dg.DagsterInvalidDefinitionError(" ".join(wrong)) from None
     overrides = TrainingOverrides(steps=choices.steps, learning_rate=choices.learning_rate)
     settings = {"device": choices.device, "dtype": choices.dtype, "prefetch_depth": choices.prefetch_depth}

@@ -6,23 +6,25 @@ Promise: the rows add up to what the plan's steps compute. Without a mixture the
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 
+from pipeline_assets.conformance import validated
 from pipeline_assets.ops import asset_spec, materialized
 from pipeline_assets.pictures import MAX_LINE_POINTS, grouped_bar_picture, line_picture
 from pipeline_assets.report import asset_metadata, files_metadata, pictures_metadata, shown_table, table_metadata
-from pipeline_assets.schemas import MixtureLedger, arrow_schema, validated
+from pipeline_assets.schemas import MixtureLedger, arrow_schema
 from pipeline_assets.stripes import Sealed, Stage
 from resources.artifact_store import ArtifactRef
 from resources.tables import write_table
 from training_io.ledger import LedgerRow, cumulative_tokens, ledger_of
+from training_io.places import spread_places
 from training_io.plan import Plan, load_plan
 from training_io.quota_invariants import largest_quota_errors
-from training_io.spread import spread_places
 
 LEDGER_VERSION = 2
 LEDGER_NAME = "ledger.parquet"
@@ -31,6 +33,7 @@ PICTURES = {
     "quotas": "tokens of each pool in each stage, as the quota says and as they are read",
 }
 PICTURED_QUOTAS = 20  # of a stage and pool, the largest
+TOLD_POOLS = 5  # of a stage whose shares are relative
 
 
 def build_ledger(stage: Stage, token_shards: ArtifactRef, packing_plan: ArtifactRef) -> Sealed:
@@ -76,20 +79,24 @@ def build_ledger(stage: Stage, token_shards: ArtifactRef, packing_plan: Artifact
 
 
 def relative_shares(stages: Mapping[str, Mapping[str, str]]) -> str:
-    """How each stage's shares are taken that add up to neither 1 nor 100; nothing where all do.
+    """How shares are taken that add up to neither 1 nor 100, by the first stage that has such; nothing without one.
 
     >>> relative_shares({"base": {"web": "50", "code": "100"}, "last": {"web": "80", "code": "20"}})
     'Shares are relative, not percent: in base web 50 of 150 (33.3%), code 100 of 150 (66.7%).'
     """
-    told = []
-    for name, shares in stages.items():
-        whole = sum(map(Fraction, shares.values()))
-        if whole not in (1, 100):
-            of = [
-                f"{pool} {one} of {float(whole):g} ({float(Fraction(one) / whole):.1%})" for pool, one in shares.items()
-            ]
-            told.append(f"in {name} {', '.join(of)}")
-    return f"Shares are relative, not percent: {'; '.join(told)}." if told else ""
+    wholes = {name: sum(map(Fraction, shares.values())) for name, shares in stages.items()}
+    relative = [name for name, whole in wholes.items() if whole not in (1, 100)]
+    if not relative:
+        return ""
+    name, whole, shares = relative[0], wholes[relative[0]], stages[relative[0]]
+    told = [
+        f"{pool} {one} of {float(whole):g} ({float(Fraction(one) / whole):.1%})"
+        for pool, one in islice(shares.items(), TOLD_POOLS)
+    ]
+    if len(shares) > len(told):
+        told.append(f"and {len(shares) - len(told)} more pools")
+    more = f"; {len(relative) - 1} more stages are relative too" if len(relative) > 1 else ""
+    return f"Shares are relative, not percent: in {name} {', '.join(told)}{more}."
 
 
 def _tokens_picture(plan: Plan) -> bytes:

@@ -4,23 +4,23 @@
 
 The stored band keys are searched where they lie; an index (datasketch's MinHashLSH, in memory or in Redis) finds the
 same documents. Promise: signatures of other parameters than the recipe's are refused, and so is damage: every file that
-an answer rests on is first held against its SHA-256. Cost: a unit at a time, hashing 200 bytes a document (its id, band
-keys and their rows; with an index 32), and where something was found the unit's signatures, decisions and texts too.
+an answer rests on is held once against its SHA-256 before. Cost: a unit at a time, hashing 200 bytes a document (its
+id, band keys, their rows; with an index 32), and where something was found its signatures, decisions and texts too.
 """
 
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline_assets.answers import LIKELY, Answer, Match
+from pipeline_assets.answers import LIKELY, Answer, Match, decided
 from pipeline_assets.clusters import slice_name
-from pipeline_assets.recipe import Recipe
 from pipeline_assets.references import Pipeline
 from pipeline_assets.signatures import (
     DOC_IDS,
@@ -36,9 +36,9 @@ from pipeline_assets.stripes import UNITS_NAME, Stage, units_in
 from pipeline_assets.transforms.jaccard import jaccard_of_pairs
 from pipeline_assets.transforms.lookup import (
     IN_MEMORY,
+    beginning,
     candidates_of,
     empty_index,
-    excerpt,
     insert_documents,
     lost_buckets,
     rows_of_doc_ids,
@@ -83,6 +83,7 @@ class Lookup:
     signed: tuple[ArtifactRef, ...]
     rows: tuple[ArtifactRef, ...]
     note: str  # why this is not the newest corpus; empty where it is
+    _verified: dict[tuple[str, str], Path] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def identity(self) -> str:
@@ -90,18 +91,23 @@ class Lookup:
         digests = [self.clusters.digest, [unit.digest for unit in self.signed]]
         return identity_of([INDEX_VERSION, digests, asdict(self.params)])
 
+    def verified(self, ref: ArtifactRef, name: str) -> Path:
+        """A file of an artifact, held against its SHA-256 when it is first asked for."""
+        if (ref.identity, name) not in self._verified:
+            self._verified[ref.identity, name] = self.stage.store.verified(ref, name)
+        return self._verified[ref.identity, name]
+
     def array(self, number: int, name: str) -> npt.NDArray[Any]:
         """An array of one signed unit, its bytes verified."""
-        return read_array(self.stage.store.verified(self.signed[number], name))
+        return read_array(self.verified(self.signed[number], name))
 
-    def decisions(self, number: int) -> pa.Table:
+    def decisions(self, number: int, columns: Sequence[str] = DECISION_COLUMNS) -> pa.Table:
         """What was decided about each row of one unit, verified."""
-        path = self.stage.store.verified(self.clusters, slice_name(self.rows[number].unit))
-        return read_table(path, DECISION_COLUMNS)
+        return read_table(self.verified(self.clusters, slice_name(self.rows[number].unit)), columns)
 
-    def texts(self, number: int, rows: npt.NDArray[np.int64]) -> pa.Table:
+    def texts(self, number: int, rows: npt.NDArray[np.int64], columns: Sequence[str] = ROW_COLUMNS) -> pa.Table:
         """Some rows of one raw unit, verified."""
-        return read_rows(self.stage.store.verified(self.rows[number], ROWS_NAME), rows, ROW_COLUMNS)
+        return read_rows(self.verified(self.rows[number], ROWS_NAME), rows, columns)
 
 
 def open_lookup(pipeline: Pipeline) -> Lookup:
@@ -322,7 +328,9 @@ def _candidates(
             raise IndexDamaged(f"expected every bucket that it lists, found none under the key {lost[0]!r}.")
     for _, key in found:
         if not DOC_ID.fullmatch(key):
-            raise IndexDamaged(f"expected doc_ids of {2 * DOC_ID_BYTES} hex digits in buckets, found {excerpt(key)!r}.")
+            raise IndexDamaged(
+                f"expected doc_ids of {2 * DOC_ID_BYTES} hex digits in buckets, found {beginning(key)!r}."
+            )
     joined = b"".join(bytes.fromhex(key) for _, key in found)
     return (
         np.array([query for query, _ in found], dtype=np.int64),
@@ -361,24 +369,10 @@ def _matches_in_unit(lookup: Lookup, number: int, asked: _Asked) -> Iterator[tup
         "doc_id": [doc_id.tobytes().hex() for doc_id in unit_ids[rows]],
         **decided(decisions.take(pa.array(rows)), lookup.stage.recipe),
         **{name: found.column(name) for name in ROW_COLUMNS if name != "text"},
-        "excerpt": [excerpt(text) for text in found.column("text").to_pylist()],
+        "excerpt": [beginning(text) for text in found.column("text").to_pylist()],
     }
     for query, row in zip(queries.tolist(), pa.table(columns).to_pylist(), strict=True):
         yield query, Match(**row)
-
-
-def decided(decisions: pa.Table, recipe: Recipe) -> dict[str, Any]:
-    """Each row's decision, as columns of matches: what reference sets exclude has no document in its place."""
-    excluding = {reference.name for reference in recipe.references if reference.action == "exclude"}
-    matching = [names.split(",") for names in decisions.column("references").to_pylist()]
-    excluded_by = [[name for name in names if name in excluding] for names in matching]
-    kept_doc_ids = [doc_id.hex() for doc_id in decisions.column("kept_doc_id").to_pylist()]
-    return {
-        "kept": decisions.column("kept"),
-        "reason": decisions.column("reason"),
-        "kept_doc_id": [None if sets else doc_id for sets, doc_id in zip(excluded_by, kept_doc_ids, strict=True)],
-        "excluded_by": excluded_by,
-    }
 
 
 def _bands_shared(

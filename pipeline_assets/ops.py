@@ -17,8 +17,9 @@ from pipeline_assets.event_size import PAGES_FOLDER, within_event
 from pipeline_assets.flow import STAGES, UPSTREAM
 from pipeline_assets.measures import numbers_metadata
 from pipeline_assets.stripes import Item, Sealed, Stage, Task, stage_of, time_in_words
-from resources.artifact_store import ArtifactRef, home_folder
+from resources.artifact_store import ArtifactRef
 from training_io.errors import CorpusmillError
+from training_io.home import home_folder
 
 GROUP = "corpusmill"
 STAGE_TAG = "stage"  # by which the graph can be filtered: tag:stage=clusters

@@ -89,7 +89,7 @@ def _one_line(where: str, problem: Any) -> str:
     value = problem.get("ctx", {}).get("tag", problem["input"])  # of sections of several kinds, the kind
     is_hidden = isinstance(value, dict) or _may_be_secret(problem)
     found = "" if is_hidden else f", found {_shown(value)}"
-    advice = "Mend the recipe; pipeline_assets/recipe.py lists its keys."
+    advice = "Mend the recipe; pipeline_assets/sections/ lists its keys."
     return ": ".join(filter(None, [where, location, f"{_expected(problem)}{found}. {advice}"]))
 
 

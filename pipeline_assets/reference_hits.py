@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline_assets.conformance import validated
 from pipeline_assets.corpus import Corpus
 from pipeline_assets.recipe import Recipe
-from pipeline_assets.schemas import BoilerplateNgrams, ReferenceHits, arrow_schema, validated
+from pipeline_assets.schemas import BoilerplateNgrams, ReferenceHits, arrow_schema
 from pipeline_assets.sections.references import Overlap, ReferenceFile, TokenizerSample
 from pipeline_assets.signatures import DOC_IDS
 from pipeline_assets.source import ROWS_NAME

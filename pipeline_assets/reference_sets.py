@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_assets.conformance import validated
 from pipeline_assets.ops import asset_spec, materialized
 from pipeline_assets.report import asset_metadata, shown_table, table_metadata
-from pipeline_assets.schemas import ROWS_NAME, References, arrow_schema, validated
+from pipeline_assets.schemas import ROWS_NAME, References, arrow_schema
 from pipeline_assets.sections.references import ReferenceFile, TokenizerSample
 from pipeline_assets.source import document_coordinates
 from pipeline_assets.stripes import Sealed, Stage, units_in

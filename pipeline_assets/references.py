@@ -27,11 +27,11 @@ from pipeline_assets.run_tags import (
     tag_run,
     tags_of,
 )
-from resources.artifact_store import ArtifactRef, ArtifactStore, home_folder, replace_file
+from resources.artifact_store import ArtifactRef, ArtifactStore, replace_file
 from training_io.errors import CorpusmillError, FormatError, StateMismatch
 from training_io.gpu_io_manager import without_empty
 from training_io.hashing import identity_of
-from training_io.homes import REFERENCES_FOLDER
+from training_io.home import REFERENCES_FOLDER, home_folder
 
 ROWS_ASSET = "raw_row_groups"
 LISTING_ASSETS = ("dataset_revision", ROWS_ASSET)  # whose steps tag their run with what they list

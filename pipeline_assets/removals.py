@@ -3,9 +3,10 @@
     decisions, unit after unit ─▶ how many are removed ─▶ the first of them: source coordinate, evidence, the kept one
 
 In: what is looked into, and which reason or pool alone is asked for. Out: a count, and removed rows in the order of
-reading. Promise: each file that a line rests on is first held against its SHA-256; memory holds a unit's decisions and
-BATCH_ROWS removed rows. Cost: the reasons of all rows are read once; a batch reads its rows and their evidence, and the
-doc_ids of all decisions to find where the kept documents lie.
+reading. Promise: each file that a line rests on is held once against its SHA-256 before; memory holds a unit's
+decisions and BATCH_ROWS removed rows. Cost: hashing all decisions, the evidence, and each unit of which a row is told;
+the reasons of all rows are read, then a batch's rows, their evidence, and doc_ids unit after unit until the batch's
+kept ones are met.
 """
 
 import itertools
@@ -17,14 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline_assets.clusters import slice_name
+from pipeline_assets.answers import decided
 from pipeline_assets.duplicates import EVIDENCE_NAME
-from pipeline_assets.lookup import Lookup, decided
-from pipeline_assets.source import ROWS_NAME
+from pipeline_assets.lookup import Lookup
 from pipeline_assets.transforms.clusters import EXACT_DUPLICATE, NEAR_DUPLICATE, REASONS
 from pipeline_assets.transforms.lookup import printable, rows_of_doc_ids
 from pipeline_assets.transforms.rows import doc_id_matrix
-from resources.tables import read_rows, read_table
+from resources.tables import read_rows
 from training_io.errors import FormatError, SourceError
 
 I64 = npt.NDArray[np.int64]
@@ -77,10 +77,10 @@ class Removals:
         """So many of them, a batch at a time."""
         parts: list[_Part] = []
         for part in _parts(self, limit):
-            parts.append(part)
-            if sum(len(part.rows) for part in parts) >= BATCH_ROWS:
+            if sum(len(one.rows) for one in (*parts, part)) > BATCH_ROWS:
                 yield _told(self.lookup, parts)
                 parts = []
+            parts.append(part)
         if parts:
             yield _told(self.lookup, parts)
 
@@ -95,7 +95,7 @@ def count_removals(lookup: Lookup, reason: str | None, pool: str | None) -> Remo
     reasons = tuple(REASONS[1:]) if reason is None else (reason,)
     wanted, copies = [], []
     for number, unit in enumerate(lookup.rows):
-        found = np.asarray(_decisions(lookup, number, "reason").column("reason"))
+        found = np.asarray(lookup.decisions(number, ["reason"]).column("reason"))
         is_asked = pool is None or unit.counts["pool"] == pool
         wanted.append(int(np.isin(found, reasons).sum()) if is_asked else 0)
         copies.append(int(np.isin(found, COPIES).sum()))
@@ -116,7 +116,7 @@ def _parts(removals: Removals, limit: int) -> Iterator[_Part]:
     for unit, (num_wanted, first) in enumerate(zip(removals.wanted, firsts, strict=False)):
         if not num_wanted or not limit:
             continue
-        reasons = np.asarray(_decisions(removals.lookup, unit, "reason").column("reason"))
+        reasons = np.asarray(removals.lookup.decisions(unit, ["reason"]).column("reason"))
         is_copy = np.isin(reasons, COPIES)
         evidence = np.where(is_copy, first + np.cumsum(is_copy) - 1, -1)
         rows = np.flatnonzero(np.isin(reasons, removals.reasons))[:limit]
@@ -128,7 +128,7 @@ def _parts(removals: Removals, limit: int) -> Iterator[_Part]:
 
 def _told(lookup: Lookup, parts: list[_Part]) -> list[Removal]:
     columns = ("doc_id", "reason", "kept_doc_id", "kept", "references")
-    decisions = pa.concat_tables(_decisions(lookup, part.unit, *columns).take(pa.array(part.rows)) for part in parts)
+    decisions = pa.concat_tables(lookup.decisions(part.unit, columns).take(pa.array(part.rows)) for part in parts)
     told = decided(decisions, lookup.stage.recipe)
     doc_ids = [doc_id.hex() for doc_id in decisions.column("doc_id").to_pylist()]
     places = [place for part in parts for place in _places(lookup, part.unit, part.rows)]
@@ -156,12 +156,8 @@ def _kept_columns(place: Place | None) -> dict[str, str | int | None]:
     return {f"kept_{name}": value for name, value in zip(PLACE_COLUMNS, place or (None,) * 4, strict=True)}
 
 
-def _decisions(lookup: Lookup, unit: int, *columns: str) -> pa.Table:
-    return read_table(lookup.stage.store.verified(lookup.clusters, slice_name(lookup.rows[unit].unit)), columns)
-
-
 def _places(lookup: Lookup, unit: int, rows: I64) -> Iterator[Place]:
-    table = read_rows(lookup.stage.store.verified(lookup.rows[unit], ROWS_NAME), rows, PLACE_COLUMNS)
+    table = lookup.texts(unit, rows, PLACE_COLUMNS)
     return zip(*(table.column(name).to_pylist() for name in PLACE_COLUMNS), strict=True)
 
 
@@ -174,7 +170,7 @@ def _evidence(lookup: Lookup, places: I64, doc_ids: list[str]) -> list[tuple[flo
     told: list[tuple[float | None, int | None]] = [(None, None)] * len(places)
     if not len(has_evidence):
         return told
-    path = lookup.stage.store.verified(lookup.clusters, EVIDENCE_NAME)
+    path = lookup.verified(lookup.clusters, EVIDENCE_NAME)
     table = read_rows(path, places[has_evidence], ["removed_doc_id", "jaccard", "shared_bands"])
     for number, row in zip(has_evidence.tolist(), table.to_pylist(), strict=True):
         if row["removed_doc_id"].hex() != doc_ids[number]:
@@ -187,16 +183,19 @@ def _evidence(lookup: Lookup, places: I64, doc_ids: list[str]) -> list[tuple[flo
 
 
 def _kept_places(lookup: Lookup, doc_ids: list[str]) -> dict[str | None, Place]:
-    """Where the kept row of each document lies; where several are kept, as in several crawls, the first one read."""
+    """Where the kept row of each document lies: where copies are removed one row of a text is kept, over all crawls."""
     places: dict[str | None, Place] = {}
     wanted = np.frombuffer(bytes.fromhex("".join(doc_ids)), np.uint8).reshape(-1, 32)
-    for unit in range(len(lookup.rows) if doc_ids else 0):
-        table = _decisions(lookup, unit, "doc_id", "kept")
+    for unit in range(len(lookup.rows)):
+        if len(places) == len(doc_ids):
+            break
+        table = lookup.decisions(unit, ["doc_id", "kept"])
         kept = np.flatnonzero(np.asarray(table.column("kept")))
         found = rows_of_doc_ids(doc_id_matrix(table.column("doc_id"))[kept], wanted)
         if len(found):
-            for number, place in zip(found[:, 0].tolist(), _places(lookup, unit, kept[found[:, 1]]), strict=True):
-                places.setdefault(doc_ids[number], place)
+            numbers = found[:, 0].tolist()
+            of_unit = _places(lookup, unit, kept[found[:, 1]])
+            places |= {doc_ids[number]: place for number, place in zip(numbers, of_unit, strict=True)}
     return places
 
 

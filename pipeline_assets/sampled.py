@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pipeline_assets.conformance import validated
 from pipeline_assets.row_filters import FILTERED_NAME, limits_of
 from pipeline_assets.schemas import (
     Contract,
@@ -26,7 +27,6 @@ from pipeline_assets.schemas import (
     SampledTotals,
     SampledValues,
     arrow_schema,
-    validated,
 )
 from pipeline_assets.stripes import Stage
 from pipeline_assets.transforms.arrays import I64

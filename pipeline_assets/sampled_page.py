@@ -26,7 +26,7 @@ from pipeline_assets.transforms.arrays import F64, I64
 from pipeline_assets.transforms.sampled_tables import Row, Rows, columns_of
 from resources.artifact_store import ArtifactRef
 from resources.tables import read_table
-from training_io.spread import spread_places
+from training_io.places import spread_places
 
 PICTURES = {
     "kept_by_score": "share of documents that a smallest score would keep",

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline_assets.conformance import validated
 from pipeline_assets.measures import numbers_metadata
 from pipeline_assets.ops import GROUP, OWNERS, STAGE_TAG, graph_spec, mapped_op, planning_op, run_stage, sealing_op
 from pipeline_assets.parameters import recipe_digest
@@ -40,7 +41,7 @@ from pipeline_assets.row_filters import (
 from pipeline_assets.run_tags import revision_tag, tag_run
 from pipeline_assets.sampled import write_sample, write_sampled
 from pipeline_assets.sampled_page import sampled_metadata, write_pictures
-from pipeline_assets.schemas import ROWS_NAME, FilteredRows, RawRows, arrow_schema, validated
+from pipeline_assets.schemas import ROWS_NAME, FilteredRows, RawRows, arrow_schema
 from pipeline_assets.sections.reading import Reading
 from pipeline_assets.stripes import Sealed, Stage, Task, build_each, seal_units
 from pipeline_assets.transforms.filters import Limits

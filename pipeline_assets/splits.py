@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_assets.clusters import slice_name
+from pipeline_assets.conformance import validated
 from pipeline_assets.floors import floors_metadata, scores_of, write_floors
 from pipeline_assets.ops import graph_spec, mapped_op, planning_op, sealing_op
 from pipeline_assets.policy import policy_of
 from pipeline_assets.report import asset_metadata, shown_table, table_metadata
-from pipeline_assets.schemas import SplitDocuments, arrow_schema, validated
+from pipeline_assets.schemas import SplitDocuments, arrow_schema
 from pipeline_assets.source import ROWS_NAME, pool_names
 from pipeline_assets.stripes import Sealed, Stage, Task, build_each, seal_units, tasks_of, units_in
 from pipeline_assets.tokens import DOC_IDS, LENGTHS, ROWS, ordered_documents

@@ -25,7 +25,7 @@ from pipeline_assets.stored_documents import describe_index, read_index_rows
 from pipeline_assets.stripes import SAMPLE_ROWS
 from resources.tables import read_array, read_json
 from training_io.handoff import PACKAGE_NAME, TOKENIZER_NAME
-from training_io.spread import spread_places
+from training_io.places import spread_places
 
 PLAN_DTYPE = "uint32|int64"  # the wider one where the narrow one does not do
 PLAN = StoredAsset(

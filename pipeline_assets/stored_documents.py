@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline_assets.measures import SHARE
 from pipeline_assets.stored import (
-    PLACE,
+    PLACE_UNIT,
     Row,
     StoredAsset,
     StoredColumn,
@@ -27,7 +27,7 @@ from pipeline_assets.stripes import SAMPLE_ROWS
 from pipeline_assets.transforms.lookup import printable
 from resources.tables import read_array, read_json
 from training_io.handoff import TOKENIZER_NAME
-from training_io.spread import spread_places
+from training_io.places import spread_places
 
 SIGNATURES = StoredAsset(
     columns=(
@@ -41,7 +41,9 @@ SIGNATURES = StoredAsset(
         describe_array(
             "band_keys", "uint64[k]", "Keys of the bands of all documents that have a word, sorted by value"
         ),
-        describe_array("band_rows", "uint32[k]", "The document of each band key, by its place in the unit", unit=PLACE),
+        describe_array(
+            "band_rows", "uint32[k]", "The document of each band key, by its place in the unit", unit=PLACE_UNIT
+        ),
     ),
     rows=lambda stage, ref, parts: StoredRows(
         num_rows=ref.counts["documents"],
@@ -59,7 +61,7 @@ TOKENS = StoredAsset(
         describe_array(
             "length", "int64[n]", "Tokens of the document, the end-of-document token included", unit="tokens"
         ),
-        describe_array("row", "int64[n]", "Place of the document among its raw unit's rows", unit=PLACE),
+        describe_array("row", "int64[n]", "Place of the document among its raw unit's rows", unit=PLACE_UNIT),
         describe_array("place", "int64[n, 2]", "Source coordinate within the file: row group, and row within it"),
     ),
     rows=lambda stage, ref, parts: StoredRows(
@@ -158,10 +160,10 @@ def describe_index(folder: str) -> tuple[StoredColumn, ...]:
     return (
         describe_array("doc_id", "uint8[n, 32]", "SHA-256 of the text's UTF-8 bytes", f"{index}doc_id.npy"),
         describe_array(
-            "pool", "uint16[n]", "Pool of the document, by its place in index.pools", f"{index}pool.npy", PLACE
+            "pool", "uint16[n]", "Pool of the document, by its place in index.pools", f"{index}pool.npy", PLACE_UNIT
         ),
         describe_array(
-            "shard", "int32[n]", "Shard that holds it, by its place in index.shards", f"{index}shard.npy", PLACE
+            "shard", "int32[n]", "Shard that holds it, by its place in index.shards", f"{index}shard.npy", PLACE_UNIT
         ),
         describe_array(
             "offset", "int64[n]", "Its first token, counted from the shard's first", f"{index}offset.npy", "tokens"

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from resources.shapes import expect_fields
-from training_io.errors import FormatError, RecipeError
-from training_io.homes import DEFAULT_HOME, HOME_VARIABLE
+from training_io.errors import FormatError
 from training_io.manifest import (
     QUARANTINE_NAME,
     RUN_NAME,
@@ -53,17 +52,6 @@ REFERENCE_KINDS: Mapping[str, type] = {
     "lineage": dict,
 }
 """The fields of a reference that is written down."""
-
-
-def home_folder(home: str = "") -> Path:
-    """The root of all artifacts: the given folder, else `CORPUSMILL_HOME`, else `.corpusmill` in the current folder."""
-    home = home or os.environ.get(HOME_VARIABLE) or DEFAULT_HOME
-    if "://" in home:
-        raise RecipeError(
-            f"{HOME_VARIABLE}: expected a local folder, found {home!r}."
-            " Object storage is not supported as a home; name a folder."
-        )
-    return Path(home).expanduser().resolve()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline_assets.references import PipelineResource
-from resources.artifact_store import ArtifactRef, ArtifactStore, home_folder, link_or_copy, unit_inputs
+from resources.artifact_store import ArtifactRef, ArtifactStore, link_or_copy, unit_inputs
 from training_io.errors import FormatError, RecipeError
+from training_io.home import home_folder
 from training_io.manifest import MANIFEST_NAME, QUARANTINE_NAME, RUN_NAME, artifact_identity
 
 REPOSITORY = Path(__file__).resolve().parents[1]

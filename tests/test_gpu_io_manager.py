@@ -195,7 +195,7 @@ def no_library(name):
     ("library", "num_gpus", "refused"),
     [
         (lambda name: None, 2, ["cuda:2", "cuda:10"]),
-        (lambda name: None, 0, ["cuda", "cuda:0"]),
+        (lambda name: None, 0, ["cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:10"]),
         (lambda name: None, None, []),  # a driver that lists none, as AMD's: only torch knows
     ],
 )
@@ -209,8 +209,19 @@ def test_a_gpu_is_said_to_be_absent_only_where_the_driver_lists_fewer(
     if num_gpus == 0:
         (tmp_path / "gpus").mkdir()
     devices = ["auto", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:10"]
-    found = [device for device in devices if absent_device(device, "")]
-    assert found == [device for device in devices if device in refused or (num_gpus == 0 and "cuda" in device)]
+    assert [device for device in devices if absent_device(device, "")] == refused
+
+
+def test_a_list_of_gpus_that_may_not_be_read_refuses_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_io_manager.ctypes, "CDLL", lambda name: None)
+    monkeypatch.setattr(gpu_io_manager, "GPUS_OF_THE_DRIVER", tmp_path)
+    assert absent_device("cuda", "")
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert absent_device("cuda", "") == []
 
 
 def test_without_a_driver_no_gpu_is_here(monkeypatch):

@@ -510,3 +510,10 @@ class TestAnAssetsName:
         )
         assert str(tmp_path / ".corpusmill") in line
         assert "set CORPUSMILL_HOME" in line
+
+    def test_object_storage_is_refused_as_home(self, capsys, monkeypatch, tmp_path):
+        monkeypatch.setenv("CORPUSMILL_HOME", "s3://bucket/mill")
+        monkeypatch.chdir(tmp_path)
+        assert main(["inspect", "lsh_clusters"]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("RecipeError: CORPUSMILL_HOME: expected a local folder, found 's3://bucket/mill'.")

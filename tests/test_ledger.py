@@ -3,17 +3,19 @@
 import dataclasses
 import json
 from itertools import islice
-from types import SimpleNamespace
+from pathlib import Path
 
 import naive_batches as naive
 import numpy as np
-import pyarrow as pa
 import pytest
+import small_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_artifacts import address_docs, make_plan, make_token_shards, seal
 
 from asset_checks.ledger import ledger_is_what_the_plan_reads
+from pipeline_assets.ledger import build_ledger, relative_shares
+from resources.artifact_store import ArtifactRef
 from training_io.batch import in_constant_shape
 from training_io.errors import FormatError, RecipeError
 from training_io.inspection import inspect
@@ -237,6 +239,19 @@ def test_a_schedule_that_ends_early_is_found(plan, left_out):
     assert any(wanted in line for line in found)
 
 
+def reference_to(folder):
+    manifest = load_manifest(folder)
+    return ArtifactRef(
+        asset=manifest.asset,
+        unit=manifest.unit,
+        identity=manifest.identity,
+        digest=manifest.digest,
+        counts=manifest.counts,
+        outcome="built",
+        seconds=0.0,
+    )
+
+
 def test_numbers_of_stages_and_pools_are_told_apart_whatever_their_names(tmp_path):
     """With `_` between them, a and b_c would read as a_b and c."""
     pools = ("b_c", "c", "d")
@@ -245,13 +260,25 @@ def test_numbers_of_stages_and_pools_are_told_apart_whatever_their_names(tmp_pat
         for name, tokens, one in (("a", 150, "30"), ("a_b", 120, "90"))
     )
     shards = make_token_shards(tmp_path, {"train": address_docs(LENGTHS)}, pool_names=pools, max_shard_tokens=60)
-    path = make_plan(tmp_path, shards, mixture=stages, capacity=12, max_seq_len=10)
-    rows = [dataclasses.asdict(row) for row in ledger_of(load_plan(path))]
-    stage = SimpleNamespace(folder=lambda ref: path, is_judging=False, table=lambda *_: pa.Table.from_pylist(rows))
-    verdict = ledger_is_what_the_plan_reads(stage, "mixture_ledger", "packing_plan")
+    plan = make_plan(tmp_path, shards, mixture=stages, capacity=12, max_seq_len=10)
+    stage = small_corpus.open_stage(Path("sample"), tmp_path)
+    ledger = build_ledger(stage, reference_to(shards), reference_to(plan))
+    verdict = ledger_is_what_the_plan_reads(stage, ledger.ref, reference_to(plan))
+    rows = ledger_of(load_plan(plan))
     assert verdict.num_violations == 0
-    assert verdict.numbers == {f"{row['stage']}/{row['pool']}/tokens": row["tokens"] for row in rows}
+    assert verdict.numbers == {f"{row.stage}/{row.pool}/tokens": row.tokens for row in rows}
     assert len(verdict.numbers) == len(rows) == 6
+
+
+def test_of_many_relative_shares_a_few_are_told():
+    shares = {f"pool_{number}": "1/3" for number in range(64)}
+    percent = {"whole": {"web": "99", "code": "1"}}
+    told = relative_shares(percent | {f"stage_{number}": shares for number in range(64)})
+    assert told.startswith("Shares are relative, not percent: in stage_0 pool_0 1/3 of 21.3333 (1.6%), pool_1 1/3 of ")
+    assert told.endswith("pool_4 1/3 of 21.3333 (1.6%), and 59 more pools; 63 more stages are relative too.")
+    assert told.count("pool_") == 5
+    few = {name: shares[name] for name in list(shares)[:5]}
+    assert relative_shares({"one": few}).endswith("pool_4 1/3 of 1.66667 (20.0%).")
 
 
 def test_packs_of_several_pools_cannot_be_recounted(plan):

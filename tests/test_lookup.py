@@ -25,9 +25,9 @@ from pipeline_assets.recipe_file import load_recipe
 from pipeline_assets.references import Pipeline
 from pipeline_assets.stripes import units_in
 from pipeline_assets.transforms.lookup import (
+    beginning,
     candidates_of,
     empty_index,
-    excerpt,
     insert_documents,
     lost_buckets,
     minhash_of,
@@ -172,7 +172,7 @@ def test_an_escape_and_its_spelling_are_told_apart() -> None:
 
 @given(st.text(alphabet="ab \t\r\n\x1b", max_size=60), st.integers(1, 20))
 def test_an_excerpt_is_the_beginning_on_one_line(text: str, width: int) -> None:
-    shown = excerpt(text, width)
+    shown = beginning(text, width)
     assert len(shown) <= width
     assert not set(shown) & set("\t\r\n")
     whole = " ".join(part for part in text.replace("\t", " ").replace("\r", " ").replace("\n", " ").split(" ") if part)
@@ -231,7 +231,7 @@ def test_similarities_are_those_of_the_stored_texts(lookup: Lookup) -> None:
     shingles = [naive_text.shingles(text, lookup.params.ngram) for text in (ANOTHER_ENDING, texts[match.doc_id])]
     assert match.jaccard == pytest.approx(naive_text.jaccard(*shingles), abs=0, rel=1e-12)
     assert 0 < match.jaccard < 1
-    assert match.excerpt == excerpt(texts[match.doc_id])
+    assert match.excerpt == beginning(texts[match.doc_id])
 
 
 def test_an_exact_copy_is_found_in_each_of_its_rows(lookup: Lookup) -> None:
@@ -758,7 +758,7 @@ def test_no_text_of_the_corpus_reaches_a_terminal_raw(find, hostile: Built, monk
     _, out, _ = find("--json", HOSTILE)
     assert all(" " <= character <= "~" or character == "\n" for character in out)
     (match,) = json.loads(out)["matches"]
-    assert (match["url"], match["excerpt"]) == (HOSTILE_URL, excerpt(HOSTILE))
+    assert (match["url"], match["excerpt"]) == (HOSTILE_URL, beginning(HOSTILE))
 
 
 def test_no_string_of_the_web_fills_the_terminal(find, tmp_path: Path, monkeypatch) -> None:
@@ -770,7 +770,7 @@ def test_no_string_of_the_web_fills_the_terminal(find, tmp_path: Path, monkeypat
     status, out, _ = find("--file", str(path))
     assert status == 0
     assert max(map(len, out.splitlines())) < 1_000
-    assert f"  {excerpt(url)}  {excerpt(dump)}  b_001.parquet row group 0 row 0\n" in out
+    assert f"  {beginning(url)}  {beginning(dump)}  b_001.parquet row group 0 row 0\n" in out
     _, out, _ = find("--json", "--file", str(path))
     (match,) = json.loads(out)["matches"]
     assert (match["url"], match["dump"]) == (url, dump)

@@ -1,4 +1,6 @@
 import copy
+import inspect
+import re
 import traceback
 import types
 import typing
@@ -312,6 +314,14 @@ def test_a_wrong_recipe_is_refused_in_one_line_that_says_where_what_and_what_to_
     assert "Mend the recipe" in message
     for part in parts:
         assert part in message
+
+
+def test_where_the_keys_are_listed_is_where_the_sections_are():
+    with pytest.raises(RecipeError) as caught:
+        parse({"packs.max_seq_length": 8})
+    (path,) = re.findall(r"Mend the recipe; (\S+) lists its keys", str(caught.value))
+    kinds = [kind for field in Recipe.model_fields.values() for kind in sections_in(field.annotation)]
+    assert {Path(inspect.getfile(kind)).parent for kind in kinds} == {Path(__file__).resolve().parents[1] / path}
 
 
 def test_every_violation_gets_a_line_of_its_own():

@@ -1,6 +1,7 @@
 """The command `removals`: which rows are not used, told as the rows, the decisions and the evidence say it."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,17 @@ from test_asset_checks import change_table, seal_again
 
 from pipeline_assets import removals as removals_module
 from pipeline_assets.__main__ import main
+from pipeline_assets.clusters import slice_name
 from pipeline_assets.duplicates import EVIDENCE_NAME
-from pipeline_assets.questions import REMOVED
+from pipeline_assets.lookup import open_lookup
+from pipeline_assets.queries import REMOVED
+from pipeline_assets.removals import count_removals
 from pipeline_assets.stripes import units_in
 from pipeline_assets.transforms.clusters import REASONS
+from training_io import manifest
 
 PLACE = ("pool", "file", "row_group", "row")
+HOSTILE = "b_\x1b[2J.parquet"
 TEMPLATE = small_corpus.sentences(4_000, 150)
 
 
@@ -25,7 +31,7 @@ def excluding(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """A home in which a reference set excludes two clusters, and near copies are removed of several units and pools."""
     folder = small_corpus.write_corpus(tmp_path_factory.mktemp("excluding"))
     rows = [{"text": f"{TEMPLATE} {number}"} for number in range(30)] + [{"text": small_corpus.EXACT}]
-    small_corpus.write_rows(folder / "beta" / "b_\x1b[2J.parquet", rows)
+    small_corpus.write_rows(folder / "beta" / HOSTILE, rows)
     references = [
         {"name": "sample", "kind": "tokenizer_sample", "documents_per_pool": 12},
         {"name": "benchmark", "kind": "file", "path": "held_out.txt", "action": "exclude"},
@@ -51,17 +57,24 @@ def use(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORPUSMILL_HOME", str(built.home))
 
 
+def rows_of(built: Built) -> list[dict[str, Any]]:
+    """Every row with its decision, in the order of reading."""
+    rows = []
+    for unit in units_in(built.stage, built.refs["raw_row_groups"]):
+        texts = built.stage.table(unit, "rows.parquet").to_pylist()
+        decisions = built.stage.table(built.refs["lsh_clusters"], slice_name(unit.unit)).to_pylist()
+        rows += [{**text, **decision} for text, decision in zip(texts, decisions, strict=True)]
+    return rows
+
+
+def evidence_of(built: Built) -> list[dict[str, Any]]:
+    return built.stage.table(built.refs["lsh_clusters"], EVIDENCE_NAME).to_pylist()
+
+
 def expected_of(built: Built) -> list[dict[str, Any]]:
     """Every removed row with what the artifacts say of it, found by going through all of them."""
-    refs, rows = built.refs, []
-    for unit in units_in(built.stage, refs["raw_row_groups"]):
-        texts = built.stage.table(unit, "rows.parquet").to_pylist()
-        decisions = built.stage.table(refs["lsh_clusters"], f"clusters/{unit.unit}.parquet").to_pylist()
-        rows += [{**text, **decision} for text, decision in zip(texts, decisions, strict=True)]
-    evidence = {
-        (row["removed_doc_id"], row["kept_doc_id"]): row
-        for row in built.stage.table(refs["lsh_clusters"], EVIDENCE_NAME).to_pylist()
-    }
+    rows = rows_of(built)
+    evidence = {(row["removed_doc_id"], row["kept_doc_id"]): row for row in evidence_of(built)}
     kept = {row["doc_id"]: row for row in rows if row["kept"]}
     expected = []
     for row in (row for row in rows if not row["kept"]):
@@ -100,7 +113,57 @@ def test_every_removed_row_is_a_line_with_its_evidence_and_what_is_kept(
     status, out, err = removals("--json", "--limit", "1000")
     assert (status, err) == (0, f"{len(expected)} of {len(expected)} removed rows, in the order of reading.\n")
     assert [json.loads(line) for line in out.splitlines()] == expected
+    assert HOSTILE in {row["file"] for row in expected}
+    assert out.isascii()
+    assert "\x1b" not in out
     assert sorted(excluding.home.rglob("*")) == before
+
+
+def test_a_batch_is_bounded_and_each_file_is_verified_once(excluding: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    verified: Counter[Path] = Counter()
+
+    def count(path: Path) -> str:
+        verified[path] += 1
+        return sha256_file(path)
+
+    sha256_file = manifest.sha256_file
+    monkeypatch.setattr(manifest, "sha256_file", count)
+    monkeypatch.setattr(removals_module, "BATCH_ROWS", 3)
+    lookup = open_lookup(excluding.stage.pipeline)
+    batches = [len(batch) for batch in count_removals(lookup, None, None).first(1_000)]
+    assert sum(batches) == len(expected_of(excluding))
+    assert len(batches) > 5
+    assert max(batches) == 3
+    assert set(verified.values()) == {1}
+    assert {path.name for path in verified} >= {Path(EVIDENCE_NAME).name, "rows.parquet"}
+
+
+def test_what_no_line_rests_on_is_not_read_again(excluding: Built, tmp_path: Path) -> None:
+    copy = small_corpus.copy_home(excluding, tmp_path / "home")
+    lookup = open_lookup(copy.stage.pipeline)
+    counted = count_removals(lookup, None, None)
+    ((first,),) = counted.first(1)
+    (copy.folder("lsh_clusters") / slice_name(lookup.rows[-1].unit)).unlink()
+    assert first.kept_pool == "alpha" != lookup.rows[-1].counts["pool"]
+    assert list(counted.first(1)) == [[first]]
+
+
+def test_within_crawls_a_text_is_kept_once_and_its_place_is_told(
+    removals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = TEMPLATE + " and the longer ending"
+    rows = [{"text": one, "dump": dump} for dump in ("c1", "c2") for one in (text, f"{TEMPLATE} {dump}")]
+    folder = small_corpus.write_corpus(tmp_path / "corpus")
+    small_corpus.write_rows(folder / "beta" / "b_001.parquet", rows)
+    recipe = small_corpus.write_recipe(folder, {"dedup.scope": "dump", "dedup.keep": "longest"})
+    built = small_corpus.build(recipe, folder / "home", upto="lsh_clusters")
+    use(built, monkeypatch)
+    told = [json.loads(line) for line in removals("--json", "--limit", "1000")[1].splitlines()]
+    assert told == expected_of(built)
+    dumps = {tuple(row[name] for name in PLACE): row["dump"] or "" for row in rows_of(built)}
+    sides = [tuple(dumps[tuple(row[f"{side}{name}"] for name in PLACE)] for side in ("", "kept_")) for row in told]
+    assert sides == [(row["removed_dump"], row["kept_dump"]) for row in evidence_of(built)]
+    assert Counter(sides)["c2", "c1"] == 2, "the copy and its near copy, of another crawl than what is kept"
 
 
 @pytest.mark.parametrize("reason", [None, *REMOVED])
@@ -120,6 +183,7 @@ def test_a_person_is_told_the_same_and_no_name_reaches_the_terminal_raw(removals
     assert (status, err) == (0, "")
     first, *blocks = out.rstrip("\n").split("\n\n")
     assert first == f"{len(expected)} of {len(expected)} removed rows, in the order of reading."
+    assert r"b_\x1b[2J.parquet" in out
     assert "\x1b" not in out
     assert len(blocks) == len(expected)
     for block, row in zip(blocks, expected, strict=True):
@@ -147,6 +211,16 @@ def test_a_pool_that_is_not_there_is_refused_with_those_that_are(removals) -> No
         err
         == "SourceError: --pool: expected one of the corpus's pools, alpha, beta, found 'gamma'. Correct the name.\n"
     )
+
+
+def test_no_error_reaches_the_terminal_raw(removals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path := tmp_path / "r_\x1b[2J.yaml").write_text("name: [")
+    monkeypatch.setenv("CORPUSMILL_RECIPE", str(path))
+    status, out, err = removals()
+    assert (status, out) == (1, "")
+    assert err.startswith("RecipeError: ")
+    assert r"r_\x1b[2J.yaml: expected YAML" in err
+    assert all(character.isprintable() or character == "\n" for character in err)
 
 
 @pytest.mark.parametrize("arguments", [["--reason", "kept"], ["--limit", "0"], ["text"]])

@@ -15,7 +15,7 @@ from typing import Any
 from training_io.command_line import complain, exit_status_of, say
 from training_io.errors import CorpusmillError
 from training_io.exports import FORMATS, export_shards
-from training_io.homes import artifact_folder
+from training_io.home import artifact_folder
 from training_io.inspection import inspect
 from training_io.verification import verify
 

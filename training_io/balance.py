@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from training_io.places import spread_places
 from training_io.plan import Plan
-from training_io.spread import spread_places
 
 MAX_STEPS = 1_000
 

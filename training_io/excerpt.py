@@ -1,7 +1,8 @@
 """Excerpts: what experiments run on, a few segments of real batches as a step of their own.
 
 In: packed batches on the host. Out: such batches, of parts of their segments. The promise: a target stays with its
-input, and the loss denominator is that of the step that a batch is of. Cost: copies of the few tokens that are taken.
+input, except where ids are drawn, and the loss denominator is that of the step that a batch is of. Cost: copies of what
+is taken.
 """
 
 from collections.abc import Sequence

@@ -163,7 +163,10 @@ def _most_gpus() -> int | None:
     """How many GPUs this machine has at most, None where only torch could say."""
     if not may_have_gpu():
         return 0
-    return len(list(GPUS_OF_THE_DRIVER.iterdir())) if GPUS_OF_THE_DRIVER.is_dir() else None
+    try:
+        return len(list(GPUS_OF_THE_DRIVER.iterdir()))
+    except OSError:  # a driver that has no such folder, or one that may not be read
+        return None
 
 
 def device_type(device: str) -> str:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from training_io.errors import FormatError, RecipeError, StateMismatch, differences
 from training_io.hashing import identity_of
+from training_io.places import spread_places
 from training_io.shard_format import Tokens, read_shard
-from training_io.spread import spread_places
 
 I64 = npt.NDArray[np.int64]
 

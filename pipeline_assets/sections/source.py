@@ -1,7 +1,7 @@
 """Where the rows of each pool come from.
 
-In: one section of a recipe. Out: one of the kinds of source. The promise: a URL in which a
-secret could be is refused, and each pool is named once.
+In: one section of a recipe. Out: one of the kinds of source. The promise: a URL in which a secret could be is refused,
+and each pool is named once.
 """
 
 from typing import Annotated, Literal

@@ -133,10 +133,10 @@ def lost_buckets(index: "MinHashLSH", signature: U32, params: MinHashParams) -> 
     return [table.redis_key(bucket) for table, bucket in tables if table.has_key(bucket) and not table.get(bucket)]
 
 
-def excerpt(text: str, max_characters: int = 160) -> str:
+def beginning(text: str, max_characters: int = 160) -> str:
     """The beginning of a text on one line: blanks and line ends become single spaces.
 
-    >>> excerpt("one\\n  two three", 8)
+    >>> beginning("one\\n  two three", 8)
     'one two…'
     """
     start = BLANKS.sub(" ", text[: 8 * max_characters]).strip(" ")
@@ -154,3 +154,8 @@ def printable(text: str) -> str:
         character if character.isprintable() and character != "\\" else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def printable_lines(message: str) -> str:
+    """A message of several lines that a terminal can be given."""
+    return "\n".join(map(printable, message.splitlines()))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline_assets.references import PipelineResource
+from pipeline_assets.transforms.lookup import printable, printable_lines
 from training_io.command_line import complain, say
 from training_io.errors import CorpusmillError, SourceError
 
@@ -41,8 +42,6 @@ def _positive(value: str) -> int:
 
 def find(parsed: argparse.Namespace) -> int:
     """Say whether a text is in the corpus; an error is told here, since its status is not that of other commands."""
-    from pipeline_assets.transforms.lookup import printable
-
     try:
         from pipeline_assets.answers import answer_lines
         from pipeline_assets.lookup import look_up
@@ -90,13 +89,6 @@ def list_removals(parsed: argparse.Namespace) -> int:
         lines = (removal.to_json() if parsed.json else "\n".join(("", *removal_lines(removal))) for removal in batch)
         say("\n".join(lines))
     return 0
-
-
-def printable_lines(message: str) -> str:
-    """A message of several lines that a terminal can be given."""
-    from pipeline_assets.transforms.lookup import printable
-
-    return "\n".join(map(printable, message.splitlines()))
 
 
 def _given_texts(parsed: argparse.Namespace) -> list[str]:

@@ -1,25 +1,37 @@
 """Where artifacts live, and which one an asset's name stands for there: known without Dagster.
 
-In: what was typed for an artifact. Out: its folder. Promise: a path that is there is taken as it is; a name stands for
-what a run recorded last for the asset of that name, of whichever recipe. Cost: one small file is read.
+In: a given home, or what was typed for an artifact. Out: the folder. Promise: object storage is refused as a home; a
+path that is there is taken as it is, and a name stands for what a run recorded last for the asset of that name, of
+whichever recipe. Cost: one small file is read.
 """
 
 import json
 import os
 from pathlib import Path
 
-from training_io.errors import FormatError
+from training_io.errors import FormatError, RecipeError
 
 HOME_VARIABLE = "CORPUSMILL_HOME"
 DEFAULT_HOME = ".corpusmill"
 REFERENCES_FOLDER = "_references"  # a folder for each asset, with what runs recorded of it
 
 
+def home_folder(home: str = "") -> Path:
+    """The root of all artifacts: the given folder, else `CORPUSMILL_HOME`, else `.corpusmill` in the current folder."""
+    home = home or os.environ.get(HOME_VARIABLE) or DEFAULT_HOME
+    if "://" in home:
+        raise RecipeError(
+            f"{HOME_VARIABLE}: expected a local folder, found {home!r}."
+            " Object storage is not supported as a home; name a folder."
+        )
+    return Path(home).expanduser().resolve()
+
+
 def artifact_folder(typed: Path) -> Path:
     """The path itself, or the latest artifact of the asset that it names; FormatError for a name that has none."""
     if typed.exists() or len(typed.parts) != 1:
         return typed
-    home = Path(os.environ.get(HOME_VARIABLE) or DEFAULT_HOME).expanduser().absolute()
+    home = home_folder()
     try:
         entry = json.loads((home / REFERENCES_FOLDER / typed / "latest.json").read_bytes())
         return home / typed / "-" / str(entry["ref"]["identity"])
