@@ -211,11 +211,14 @@ def _split_of(number: int, assignment: FractionSplit) -> str:
 
 
 def every_pool_is_in_every_split(stage: Stage, split_documents: ArtifactRef) -> Verdict:
-    """Each pool with training documents has documents in each other split that the recipe asks for."""
+    """Each pool has training documents, and documents in each other split that the recipe asks for."""
     found: Counter[tuple[str, str]] = Counter()
     for unit in units_in(stage, split_documents):
         table = stage.table(unit, TABLE_NAME, ["pool", "split"])
         found.update(zip(table.column("pool").to_pylist(), table.column("split").to_pylist(), strict=True))
+    documents: Counter[str] = Counter()
+    for (pool, _), number in found.items():
+        documents[pool] += number
     pools = sorted({pool for pool, split in found if split == SPLITS[0]})
     wanted = [name for name in stage.recipe.splits.names if name != SPLITS[0] and _is_asked_for(stage, name)]
     empty = [split for split in wanted if not any(found[pool, split] for pool in pools)]
@@ -226,7 +229,11 @@ def every_pool_is_in_every_split(stage: Stage, split_documents: ArtifactRef) -> 
         for split in wanted
         if not found[pool, split] and split not in empty
     ]
-    return verdict_of("documents of every pool in every split", violations, f"{len(pools):,} pools")
+    violations += [
+        f"pool {pool}: none of its {documents[pool]:,} kept documents is in {SPLITS[0]}"
+        for pool in sorted(documents.keys() - set(pools))
+    ]
+    return verdict_of("documents of every pool in every split", violations, f"{len(documents):,} pools")
 
 
 def _is_asked_for(stage: Stage, split: str) -> bool:
@@ -250,7 +257,8 @@ CHECKS = [
     law(
         every_pool_is_in_every_split,
         blocking=False,
-        description="Warns when a pool is trained on but never validated on. Often the tokenizer's sample holds the "
-        "whole pool, which bars it: lower documents_per_pool, or raise the validation share.",
+        description="Warns when a pool is not trained on, or never validated on. Often the tokenizer's sample holds "
+        "the whole pool, which bars it: lower documents_per_pool, or raise the validation share; or its documents are all "
+        "below splits.min_tokens.",
     ),
 ]

@@ -76,7 +76,7 @@ def near_pairs(stage: Stage, lsh_clusters: ArtifactRef) -> Iterator[Block]:
         row |= {side: _marked(row[side], EXCERPT_CHARACTERS) for side in ("removed_text", "kept_text")}
     legend = legend_of(of_contract(ExamplePairs))
     yield table_of("Least similar pairs of the examples", shown[::-1], NUM_SHOWN, TEXT_CHARACTERS, meanings=legend)
-    yield table_of("Most similar pairs that are not identical", shown, NUM_SHOWN, TEXT_CHARACTERS, meanings=legend)
+    yield table_of("Most similar pairs of the examples", shown, NUM_SHOWN, TEXT_CHARACTERS, meanings=legend)
 
 
 def shortest_documents(stage: Stage, split_documents: ArtifactRef) -> Iterator[Block]:

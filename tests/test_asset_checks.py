@@ -558,6 +558,18 @@ def test_check_passes_on_a_clean_home_and_fails_on_a_poisoned_one(name: str, cle
     assert verdict.found
 
 
+def test_a_pool_of_which_nothing_is_trained_on_is_told(copy: Built) -> None:
+    num_documents = 0
+    for name, folder in units(copy, "split_documents"):
+        if name.startswith("beta"):
+            num_documents += pq.read_table(folder / "documents.parquet").num_rows
+            change_table(folder / "documents.parquet", lambda rows: [{**row, "split": "unused"} for row in rows])
+            seal_again(copy, folder)
+    verdict = judged("every_pool_is_in_every_split", copy)
+    assert verdict.num_violations == 1
+    assert f"pool beta: none of its {num_documents:,} kept documents is in train" in str(verdict.examples)
+
+
 @pytest.mark.parametrize("name", ["start", "end", "similarity", "num_pairs", "predicted", "low", "high", "z", "chance"])
 def test_each_number_of_the_curves_table_is_recounted(copy: Built, name: str) -> None:
     path = curve_folder(copy) / BINS_NAME

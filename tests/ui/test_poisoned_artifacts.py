@@ -34,7 +34,7 @@ def server(poisoned: Built) -> Iterator[Server]:
     [
         ("every_pair_comes_exactly_once", ONE),  # a repeated segment breaks the law of the batches too
         ("shards_hold_every_document_once", ALL),
-        ("every_removal_has_evidence", ALL),
+        ("every_removal_has_evidence", ONE),  # what has none is not plausible either
     ],
 )
 def test_exactly_the_check_of_what_was_poisoned_fails(
