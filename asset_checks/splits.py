@@ -258,7 +258,7 @@ CHECKS = [
         every_pool_is_in_every_split,
         blocking=False,
         description="Warns when a pool is not trained on, or never validated on. Often the tokenizer's sample holds "
-        "the whole pool, which bars it: lower documents_per_pool, or raise the validation share; or its documents are all "
-        "below splits.min_tokens.",
+        "the whole pool, which bars it: lower documents_per_pool, or raise the validation share; or its documents are "
+        "all below splits.min_tokens.",
     ),
 ]
