@@ -20,7 +20,6 @@ from pipeline_assets.stripes import Stage, units_in
 from pipeline_assets.transforms.rows import doc_id_matrix
 from resources.artifact_store import ArtifactRef
 
-PLACE = ("pool", "file", "row_group", "row")
 DUPLICATES = ("exact_duplicate", "near_duplicate")
 REASONS = (*DUPLICATES, "kept", "reference")
 EXACT, NEAR, KEPT, REFERENCE = range(len(REASONS))

@@ -29,7 +29,6 @@ from asset_checks.decisions import (
     EXACT,
     KEPT,
     NEAR,
-    PLACE,
     REASONS,
     REFERENCE,
     Decided,
@@ -43,6 +42,7 @@ from asset_checks.decisions import (
     text_bytes,
 )
 from asset_checks.verdicts import Verdict, law, verdict_of
+from pipeline_assets.schemas import PLACE
 from pipeline_assets.sections.dedup import Dedup
 from pipeline_assets.source import pool_names
 from pipeline_assets.stripes import Stage, units_in

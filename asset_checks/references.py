@@ -5,8 +5,9 @@ from collections import Counter
 
 import numpy as np
 
-from asset_checks.decisions import PLACE, place_columns, source_rows
+from asset_checks.decisions import place_columns, source_rows
 from asset_checks.verdicts import Verdict, law, verdict_of
+from pipeline_assets.schemas import PLACE
 from pipeline_assets.sections.references import TokenizerSample
 from pipeline_assets.stripes import Stage
 from pipeline_assets.transforms.rows import doc_id_matrix

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from asset_checks.columns import I64, U8, Numbers, named, places_in, whole
 from asset_checks.components import all_signatures, near_components
-from asset_checks.decisions import AGAIN, DUPLICATES, PLACE, other_rows, place_columns
+from asset_checks.decisions import AGAIN, DUPLICATES, other_rows, place_columns
 from asset_checks.removal_records import RemovalRecords, Row, ids_of_rows
 from asset_checks.similarity import MAX_COMPARED_BYTES, jaccard, sampling_keys, shingle_hashes, within_budget
 from asset_checks.verdicts import Verdict, law, verdict_of
@@ -27,6 +27,7 @@ from pipeline_assets.duplicates import (
     NUM_NAMED,
 )
 from pipeline_assets.reference_hits import HITS_NAME
+from pipeline_assets.schemas import PLACE
 from pipeline_assets.signatures import minhash_params
 from pipeline_assets.source import pool_names
 from pipeline_assets.stripes import Stage

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from asset_checks.columns import named, places_in, whole
 from asset_checks.verdicts import MAX_EXAMPLES, Verdict, law, verdict_of
+from pipeline_assets.schemas import PLACE
 from pipeline_assets.source import ROWS_NAME, pool_names
 from pipeline_assets.splits import TABLE_NAME
 from pipeline_assets.stripes import Stage, units_in
@@ -190,7 +191,7 @@ def _documents_of(
     """The documents of a unit's split table, row by row, and pool, file, row group and row of each in the source."""
     taken = np.arange(num_documents)
     rows, tokens = stage.array(unit, ROWS)[taken], stage.array(unit, TOKENS)
-    source = stage.table(raw, ROWS_NAME, ["pool", "file", "row_group", "row"]).take(pa.array(rows))
+    source = stage.table(raw, ROWS_NAME, PLACE).take(pa.array(rows))
     lengths = stage.array(unit, LENGTHS)[taken]
     ends = np.cumsum(lengths)
     documents = np.empty(num_documents, DOCUMENT)

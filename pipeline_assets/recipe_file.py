@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from pipeline_assets.recipe import Recipe
 from pipeline_assets.recipes import BUILT_IN, DEFAULT_RECIPE
+from resources.shapes import shown_value
 from training_io.errors import RecipeError
 
 SHOWN_CHARACTERS = 200  # of a wrong value
@@ -119,8 +120,7 @@ def _shown(value: Any) -> str:
     """A value as a message shows it: not every number has few digits, or may be written out at all."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length():,} bits"
-    shown = repr(value)
-    return shown if len(shown) <= SHOWN_CHARACTERS else shown[:SHOWN_CHARACTERS] + "…"
+    return shown_value(value, SHOWN_CHARACTERS)
 
 
 def _absolute_paths(value: Any, folder: Path) -> Any:

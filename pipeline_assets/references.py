@@ -28,10 +28,11 @@ from pipeline_assets.run_tags import (
     tags_of,
 )
 from resources.artifact_store import ArtifactRef, ArtifactStore, replace_file
+from resources.shapes import shown_value
 from training_io.errors import CorpusmillError, FormatError, StateMismatch
 from training_io.gpu_io_manager import without_empty
 from training_io.hashing import identity_of
-from training_io.home import REFERENCES_FOLDER, home_folder
+from training_io.home import LATEST, REFERENCES_FOLDER, home_folder
 
 ROWS_ASSET = "raw_row_groups"
 LISTING_ASSETS = ("dataset_revision", ROWS_ASSET)  # whose steps tag their run with what they list
@@ -57,13 +58,13 @@ class Pipeline:
         """Remember an asset's artifact for its run, and as the latest of its parameters."""
         parameters = self._wanted(ref.asset)
         entry = json.dumps({"ref": ref.to_json(), "parameters": parameters}, sort_keys=True)
-        for name in (f"run-{run_id}", f"latest-{identity_of(parameters)[:16]}", "latest"):
+        for name in (f"run-{run_id}", f"latest-{identity_of(parameters)[:16]}", LATEST):
             replace_file(self._folder(ref.asset) / f"{name}.json", entry)
 
     def resolve(self, asset: str, run_ids: tuple[str, ...] = ()) -> ArtifactRef:
         """The artifact of `asset` that a consumer in one of these runs, else under this recipe, is to read."""
         wanted = self._wanted(asset)
-        names = [f"run-{run_id}" for run_id in run_ids] + [f"latest-{identity_of(wanted)[:16]}", "latest"]
+        names = [f"run-{run_id}" for run_id in run_ids] + [f"latest-{identity_of(wanted)[:16]}", LATEST]
         for path in (self._folder(asset) / f"{name}.json" for name in names):
             if (entry := _read_entry(path)) is not None:
                 ref, parameters = entry
@@ -124,7 +125,7 @@ def _refuse_other_parameters(asset: str, wanted: dict[str, Any], found: dict[str
     if wanted == found:
         return
     differing = [
-        f"{key}: this recipe says {_short(here)}, it was built with {_short(there)}"
+        f"{key}: this recipe says {shown_value(here, MAX_SHOWN)}, it was built with {shown_value(there, MAX_SHOWN)}"
         for key, here, there in _differing(wanted, found)
     ]
     more = f"; and {len(differing) - MAX_DIFFERING} more" if len(differing) > MAX_DIFFERING else ""
@@ -142,11 +143,6 @@ def _differing(wanted: Any, found: Any, key: str = "") -> Iterator[tuple[str, An
             yield from _differing(wanted.get(name), found.get(name), f"{key}.{name}" if key else name)
     elif wanted != found:
         yield key, wanted, found
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + "…"
 
 
 def run_ids_of(run: dg.DagsterRun) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ import pyarrow as pa
 from pipeline_assets.answers import decided
 from pipeline_assets.duplicates import EVIDENCE_NAME
 from pipeline_assets.lookup import Lookup
+from pipeline_assets.schemas import PLACE
 from pipeline_assets.transforms.clusters import EXACT_DUPLICATE, NEAR_DUPLICATE, REASONS
 from pipeline_assets.transforms.lookup import printable, rows_of_doc_ids
 from pipeline_assets.transforms.rows import doc_id_matrix
@@ -32,7 +33,6 @@ Place = tuple[str, str, int, int]  # pool, file, row group, row
 
 BATCH_ROWS = 50_000
 COPIES = (REASONS[EXACT_DUPLICATE], REASONS[NEAR_DUPLICATE])  # what has evidence
-PLACE_COLUMNS = ("pool", "file", "row_group", "row")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def _told(lookup: Lookup, parts: list[_Part]) -> list[Removal]:
     )
     return [
         Removal(
-            **dict(zip(PLACE_COLUMNS, place, strict=True)),
+            **dict(zip(PLACE, place, strict=True)),
             reason=reason,
             doc_id=doc_id,
             excluded_by=excluded_by,
@@ -153,12 +153,12 @@ def _told(lookup: Lookup, parts: list[_Part]) -> list[Removal]:
 
 
 def _kept_columns(place: Place | None) -> dict[str, str | int | None]:
-    return {f"kept_{name}": value for name, value in zip(PLACE_COLUMNS, place or (None,) * 4, strict=True)}
+    return {f"kept_{name}": value for name, value in zip(PLACE, place or (None,) * 4, strict=True)}
 
 
 def _places(lookup: Lookup, unit: int, rows: I64) -> Iterator[Place]:
-    table = lookup.texts(unit, rows, PLACE_COLUMNS)
-    return zip(*(table.column(name).to_pylist() for name in PLACE_COLUMNS), strict=True)
+    table = lookup.texts(unit, rows, PLACE)
+    return zip(*(table.column(name).to_pylist() for name in PLACE), strict=True)
 
 
 def _evidence(lookup: Lookup, places: I64, doc_ids: list[str]) -> list[tuple[float | None, int | None]]:

@@ -18,6 +18,7 @@ from pipeline_assets.transforms.split import REASONS, SPLITS
 from training_io.hashing import DOC_ID_BYTES
 
 ROWS_NAME = "rows.parquet"
+PLACE = ("pool", "file", "row_group", "row")  # the columns that say where a row is in the source
 
 
 @narwhals_engine.Engine.register_dtype(equivalents=[nw.Binary, nw.Binary()])

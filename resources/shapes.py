@@ -54,6 +54,14 @@ def _is_of(value: Any, kind: type) -> bool:
 
 
 def _refuse(where: str, expected: str, found: Any, remedy: str) -> NoReturn:
-    text = repr(found)
-    shown = text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
-    raise FormatError(f"{where}: expected {expected}, found {shown}. {remedy}")
+    raise FormatError(f"{where}: expected {expected}, found {shown_value(found, MAX_SHOWN)}. {remedy}")
+
+
+def shown_value(value: Any, max_characters: int) -> str:
+    """A value as a message shows it, cut where it is long.
+
+    >>> shown_value(["web", "code"], 8)
+    "['web', …"
+    """
+    text = repr(value)
+    return text if len(text) <= max_characters else text[:max_characters] + "…"

@@ -13,6 +13,7 @@ from training_io.errors import FormatError, RecipeError
 
 HOME_VARIABLE = "CORPUSMILL_HOME"
 DEFAULT_HOME = ".corpusmill"
+LATEST = "latest"  # the newest record of an asset, of whichever recipe
 REFERENCES_FOLDER = "_references"  # a folder for each asset, with what runs recorded of it
 
 
@@ -33,7 +34,7 @@ def artifact_folder(typed: Path) -> Path:
         return typed
     home = home_folder()
     try:
-        entry = json.loads((home / REFERENCES_FOLDER / typed / "latest.json").read_bytes())
+        entry = json.loads((home / REFERENCES_FOLDER / typed / f"{LATEST}.json").read_bytes())
         return home / typed / "-" / str(entry["ref"]["identity"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FormatError(
