@@ -97,7 +97,12 @@ def _given_texts(parsed: argparse.Namespace) -> list[str]:
         return _not_empty([parsed.text], "TEXT")
     if parsed.file is None and sys.stdin is None:
         raise SourceError("standard input: expected the text there, found it closed. Give a text or a --file.")
-    content = sys.stdin.buffer.read() if parsed.file is None else parsed.file.read_bytes()
+    try:
+        content = sys.stdin.buffer.read() if parsed.file is None else parsed.file.read_bytes()
+    except OSError as error:
+        raise SourceError(
+            f"{parsed.file or 'standard input'}: expected a text to look up, found {error.strerror}. Correct --file."
+        ) from error
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -694,7 +694,10 @@ def test_what_cannot_be_read_is_an_error(find, tmp_path: Path) -> None:
     path.write_bytes(b"\xff")
     for arguments, message in (
         (("--file", str(path)), "expected UTF-8"),
-        (("--file", str(tmp_path / "none")), "No such file"),
+        (
+            ("--file", str(tmp_path / "none")),
+            "none: expected a text to look up, found No such file or directory. Correct --file.",
+        ),
         (("\udcff",), "expected valid Unicode"),
         (("--redis", "nowhere", "a"), "expected HOST:PORT"),
     ):
